@@ -1,0 +1,241 @@
+"""``serve``: opens every channel and nests the nurseries. The data-flow picture in code.
+
+The ledger and the journal outlive everybody, so that the last word of each guest is heard
+and stored. Among the guests the door closes first, then the relays end, then the child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import attrs
+import trio
+
+from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
+from kvalet.actors.binaries import find_model
+from kvalet.actors.config import Config, unstructure
+from kvalet.actors.doctor import read_memory_available
+from kvalet.actors.front import Front, FrontConfig, Gate
+from kvalet.actors.http import serve_http
+from kvalet.actors.http_exchange import HttpLimits
+from kvalet.actors.journal import open_journal
+from kvalet.actors.ledger import Ledger
+from kvalet.actors.server import Server
+from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol.commands import OpenHouse, Settings
+from kvalet.protocol.errors import ConfigFault
+from kvalet.protocol.ids import Nanos
+from kvalet.protocol.journal import SCHEMA, Header
+
+# Slots hear every event; a burst this long without reading is a bug.
+TAP_MAX = 65_536
+MIB = 1024 * 1024
+LAST_WORDS_S = 1.0
+
+
+def wall_clock() -> Nanos:
+    """Nanoseconds since 1970."""
+    return Nanos(time.time_ns())
+
+
+@attrs.define
+class Handle:
+    """A running kvalet: where it listens, and how to end it gently."""
+
+    host: str
+    port: int
+    ledger: Ledger
+    draining: trio.Event
+
+    @property
+    def url(self) -> str:
+        """Base URL for clients on this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def drain(self) -> None:
+        """Take nothing new, let what runs end; ``serve`` returns afterwards."""
+        self.draining.set()
+
+
+async def serve(
+    config: Config, *, task_status: trio.TaskStatus[Handle] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run kvalet until cancelled or drained. Start it in a nursery you own:
+    ``handle = await nursery.start(serve, config)``; it has started when it takes requests.
+
+    Raises ConfigFault, EnvironmentFault or JournalFault when it cannot start.
+    """
+    keys = read_keys(config)
+    check(config)
+    async with open_ledger(config) as ledger:
+        gate = Gate()
+        draining = trio.Event()
+        async with trio.open_nursery() as house:
+            house.start_soon(ledger.run)
+            async with trio.open_nursery() as guests:
+                server = await guests.start(start_server, config, ledger)
+                async with UpstreamClient(server) as upstream:
+                    await open_pool(config, ledger, upstream, server)
+                    async with trio.open_nursery() as helpers:
+                        helpers.start_soon(slots.run, upstream, ledger.tap(TAP_MAX), ledger.tell)
+                        helpers.start_soon(
+                            preemption.run, upstream, ledger.tell, partial(is_busy, ledger)
+                        )
+                        helpers.start_soon(watchdog.run, server, ledger.reports())
+                        gate.upstream = upstream
+                        await open_door(config, keys, ledger, gate, draining, task_status)
+                        await wait_closed(ledger)
+                        helpers.cancel_scope.cancel()
+                guests.cancel_scope.cancel()
+            await wait_quiet(ledger)
+            house.cancel_scope.cancel()
+
+
+def is_busy(ledger: Ledger) -> bool:
+    """Whether anybody holds or waits for cells."""
+    return bool(ledger.house.leases)
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot work. Raises ConfigFault."""
+    if config.attach and (config.model or config.demo):
+        raise ConfigFault("--attach uses a running server; leave --model and --demo out")
+    if not (config.attach or config.model or config.demo):
+        raise ConfigFault("name a model with -m MODEL.gguf, or use --demo or --attach URL")
+    if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key_file is None:
+        raise ConfigFault(
+            f"refusing to listen on {config.host} without a key; give --api-key-file, "
+            "or leave --host out to listen on this machine alone"
+        )
+
+
+def read_keys(config: Config) -> tuple[str, ...]:
+    """The API keys: one a line, ``#`` starts a comment. Raises ConfigFault."""
+    if config.api_key_file is None:
+        return ()
+    try:
+        lines = config.api_key_file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigFault(f"cannot read the key file {config.api_key_file}: {error}") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise ConfigFault(f"{config.api_key_file} holds no key")
+    return keys
+
+
+@asynccontextmanager
+async def open_ledger(config: Config) -> AsyncIterator[Ledger]:
+    """The ledger over the configured journal; what a former process left open is closed."""
+    header = Header(
+        schema=SCHEMA,
+        versions={"kvalet": version("kvalet"), "trio": version("trio")},
+        config=unstructure(config),
+    )
+    journal, house, torn = open_journal(config.journal_path, header)
+    try:
+        ledger = Ledger(journal, house, wall_clock)
+        ledger.decide([OpenHouse(settings=settings_of(config), torn_bytes=torn)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run_sync)
+            yield ledger
+            nursery.cancel_scope.cancel()
+    finally:
+        journal.close()
+
+
+def settings_of(config: Config) -> Settings:
+    """What the scheduler is told. Saved chats may take a quarter of the free memory."""
+    free = read_memory_available()
+    budget = config.park_ram_mib * MIB if config.park_ram_mib is not None else None
+    if budget is None and free is not None:
+        budget = free // 4
+    return Settings(
+        policy=config.policy,
+        block_min=config.block_min,
+        first_block=config.first_block,
+        quantum=config.quantum,
+        resume_max=config.resume_max,
+        queue_max=config.queue_max,
+        park_ram_bytes=budget,
+        preempt=config.preempt,
+        first_token_s=config.first_token_s,
+        stall_s=config.stall_s,
+    )
+
+
+async def start_server(
+    config: Config, ledger: Ledger, *, task_status: trio.TaskStatus[Server]
+) -> None:
+    """Launch the child, or attach to a running server; returns when it has ended."""
+    if config.attach is not None:
+        await attach.run(config.attach, None, None, ledger.reports(), task_status=task_status)
+        return
+    model = await trio.to_thread.run_sync(lambda: find_model(config.model, demo=config.demo))
+    launch = launcher.LaunchConfig(
+        model=Path(model),
+        server_bin=config.server_bin,
+        ctx=config.ctx,
+        parallel=config.parallel,
+        preempt=config.preempt,
+        extra_args=config.server_args,
+        state_dir=config.state_dir,
+    )
+    await launcher.run(launch, ledger.reports(), task_status=task_status)
+
+
+async def open_pool(
+    config: Config, ledger: Ledger, upstream: UpstreamClient, server: Server
+) -> None:
+    """Settle the park method; the pool opens when the ledger has heard of it."""
+    wanted = config.park_method if config.preempt else "recompute"
+    ledger.tell(await probe.choose_method(upstream, server.generation, wanted))
+    await ledger.wait_for(lambda house: house.ready or house.server.state == "failed")
+
+
+async def open_door(
+    config: Config,
+    keys: tuple[str, ...],
+    ledger: Ledger,
+    gate: Gate,
+    draining: trio.Event,
+    task_status: trio.TaskStatus[Handle],
+) -> None:
+    """Serve HTTP until drained; running answers get ``drain_s`` to end."""
+    front = Front(
+        FrontConfig(
+            version=version("kvalet"),
+            mode=config.mode,
+            keys=keys,
+            keepalive_s=config.keepalive_s,
+            first_token_s=config.first_token_s,
+            stall_s=config.stall_s,
+        ),
+        ledger,
+        gate,
+    )
+    limits = HttpLimits(body_bytes=config.body_max_mib * MIB)
+    async with trio.open_nursery() as nursery:
+        serving = partial(serve_http, front, limits=limits, draining=draining)
+        bound = await nursery.start(serving, (config.host, config.port))
+        host, port = bound[0]
+        task_status.started(Handle(host=host, port=port, ledger=ledger, draining=draining))
+        await draining.wait()
+        nursery.cancel_scope.deadline = trio.current_time() + config.drain_s
+
+
+async def wait_closed(ledger: Ledger) -> None:
+    """Give the slots of the last leases a moment to be seen idle."""
+    with trio.move_on_after(LAST_WORDS_S):
+        await ledger.wait_for(lambda house: not house.leases)
+
+
+async def wait_quiet(ledger: Ledger) -> None:
+    """Let the ledger decide what is still in its inbox."""
+    with trio.move_on_after(LAST_WORDS_S):
+        await ledger.wait_idle()

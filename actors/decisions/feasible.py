@@ -1,0 +1,36 @@
+"""Whether capped requests can all grow to their ends without any park."""
+
+from __future__ import annotations
+
+from kvalet.actors.decisions.state import HOLDING, PARKED, House
+from kvalet.protocol.ids import Cells
+
+
+def peak(growing: list[tuple[Cells, int]]) -> int:
+    """The most cells ever held when each (cells, tokens left) grows at equal speed.
+
+    A lease gives all its cells back in the step after its last token, so the peak lies
+    just before some lease ends.
+    """
+    best = 0
+    for horizon in {0, *(left for _, left in growing)}:
+        held = sum(cells + min(left, horizon) for cells, left in growing if left >= horizon)
+        best = max(best, held)
+    return best
+
+
+def is_feasible(house: House, prompt: Cells, cap: int | None) -> bool:
+    """Whether a newcomer and every holder can reach their caps with no park at all.
+
+    An uncapped lease, or a parked one that will come back, makes it infeasible.
+    """
+    if cap is None or house.parked:
+        return False
+    growing: list[tuple[Cells, int]] = [(prompt, cap)]
+    for lease in house.leases.values():
+        if lease.state == PARKED or (lease.state in HOLDING and lease.cap is None):
+            return False
+        if lease.state in HOLDING:
+            cap_left = (lease.cap or 0) - lease.generated
+            growing.append((lease.cells, max(cap_left, lease.granted - lease.cells)))
+    return peak(growing) <= house.limit

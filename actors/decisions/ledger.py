@@ -1,0 +1,287 @@
+"""Admission: who gets cells, in which order, and how many.
+
+Freed cells go first to those who stand at the end of their credit (their slots are held
+already), then to parked chats by the time of their park, then to the queue. Nobody
+passes the head of a line.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvalet.actors.decisions.feasible import is_feasible
+from kvalet.actors.decisions.preemption import choose_victim, on_the_way
+from kvalet.actors.decisions.state import HOLDING, RUNNING, WAITING, House, Lease
+from kvalet.actors.decisions.step import Step
+from kvalet.protocol import events as e
+from kvalet.protocol.ids import Cells, LeaseId, SlotId
+
+
+def remaining(house: House, lease: Lease) -> int:
+    """Tokens this request may still generate: its own cap, or what the pool could hold."""
+    room = house.limit - lease.prompt - lease.generated
+    return room if lease.cap is None else min(room, lease.cap - lease.generated)
+
+
+def block(house: House, lease: Lease, cells: Cells) -> Cells:
+    """Credit for the next leg: a share of what is free, never less than the smallest block.
+
+    A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
+    short in a full one, and never hands more than half of what is free to one chat.
+    """
+    share = house.free // max(2, house.slots)
+    least = min(house.settings.block_min, house.free)
+    return Cells(min(max(least, share), lease.prompt + remaining(house, lease) - cells))
+
+
+def fill(step: Step) -> None:
+    """Hand out what is free, in the order of the lines, until a head does not fit."""
+    while step.house.ready and _serve_one(step):
+        pass
+
+
+def _serve_one(step: Step) -> bool:
+    house = step.house
+    if house.waiting:
+        return _extend_head(step)
+    if house.parked:
+        return _resume_head(step)
+    return bool(house.queue) and _grant_head(step)
+
+
+def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells) -> bool:
+    """Extend ``lease``, which stands at ``cells``, if at least ``least`` cells are free."""
+    house = step.house
+    spare = Cells(lease.granted - cells)
+    if house.free + spare < least:
+        return False
+    credit = Cells(max(block(house, lease, cells), least))
+    granted = Cells(max(cells + credit, lease.granted))
+    granted = Cells(min(granted, lease.granted + house.free))
+    step.emit(
+        e.LeaseExtended(
+            request=lease.request,
+            lease=lease.lease,
+            granted=granted,
+            credit=Cells(granted - cells),
+            cells=cells,
+            generated=generated,
+            erase=to_erase(house, Cells(granted - lease.granted)),
+        )
+    )
+    return True
+
+
+def _extend_head(step: Step) -> bool:
+    lease = step.house.leases[step.house.waiting[0]]
+    return extend(step, lease, lease.cells, lease.generated, lease.need)
+
+
+def _resume_head(step: Step) -> bool:
+    house = step.house
+    lease = house.leases[house.parked[0]]
+    slots = free_slots(house, lease)
+    if slots is None:
+        return False
+    left = remaining(house, lease)
+    alone = house.granted_total == 0
+    settings = house.settings
+    credit = Cells(min(left, settings.block_min if alone else settings.quantum))
+    if lease.cells + credit > house.free:
+        return False
+    credit = Cells(max(credit, min(left, (house.free - lease.cells) // max(2, house.slots))))
+    granted = Cells(lease.cells + credit)
+    step.emit(
+        e.LeaseResumed(
+            request=lease.request,
+            lease=lease.lease,
+            slots=slots,
+            method=lease.method,
+            granted=granted,
+            credit=credit,
+            erase=to_erase(house, granted, slots),
+        )
+    )
+    return True
+
+
+def _grant_head(step: Step) -> bool:
+    return grant(step, step.house.leases[step.house.queue[0]])
+
+
+def grant(step: Step, lease: Lease) -> bool:
+    """Grant ``lease`` its slots and first credit, if both are there."""
+    house = step.house
+    slots = free_slots(house, lease)
+    if slots is None:
+        return False
+    feasible = is_feasible(house, lease.prompt, lease.cap)
+    credit = first_credit(house, lease, feasible)
+    if credit is None:
+        return False
+    granted = Cells(lease.seats * lease.prompt + credit)
+    step.emit(
+        e.LeaseGranted(
+            request=lease.request,
+            lease=LeaseId(house.last_lease + 1),
+            slots=slots,
+            granted=granted,
+            credit=credit,
+            erase=to_erase(house, granted, slots),
+            feasible=feasible,
+        )
+    )
+    return True
+
+
+def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
+    """Credit that a newcomer starts with, or None while it must wait.
+
+    A chat that can be parked starts with a block; one that cannot is charged everything
+    that it may generate, since nothing of it can be reclaimed.
+    """
+    left = remaining(house, lease)
+    if not lease.pausable or not house.settings.preempt:
+        price = honest_price(house, lease)
+        return Cells(price - lease.seats * lease.prompt) if price <= house.free else None
+    settings = house.settings
+    least = min(left, settings.block_min if feasible else settings.first_block)
+    if lease.prompt + least > house.free:
+        return None
+    share = (house.free - lease.prompt) // max(2, house.slots)
+    return Cells(min(left, max(least, share)))
+
+
+def honest_price(house: House, lease: Lease) -> Cells:
+    """Cells of a request that cannot be parked: prompt plus all that it is permitted.
+
+    Without a cap it is permitted the rest of its share of the pool.
+    """
+    share = house.limit // max(1, house.slots)
+    cap = max(share - lease.prompt, house.settings.block_min) if lease.cap is None else lease.cap
+    cap = min(cap, house.limit // lease.seats - lease.prompt)
+    return Cells(lease.seats * (lease.prompt + max(cap, 1)))
+
+
+def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...] | None:
+    """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
+    if house.slots - len(house.holders) < lease.seats:
+        return None
+    common = dict(lease.affinity)
+    idle = [SlotId(slot) for slot in range(house.slots) if slot not in house.holders]
+    idle.sort(
+        key=lambda slot: (
+            -common.get(slot, 0),
+            house.residue[slot].order if slot in house.residue else 0,
+            slot,
+        )
+    )
+    return tuple(idle[: lease.seats])
+
+
+def to_erase(house: House, more: Cells, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
+    """Idle slots whose residue must go so that ``more`` granted cells really exist.
+
+    Least recently used first. The slots in ``taken`` give their residue up anyway.
+    """
+    left = {slot: r for slot, r in house.residue.items() if slot not in taken}
+    over = house.granted_total + more + sum(r.cells for r in left.values()) - house.limit
+    erase: list[SlotId] = []
+    for slot, residue in sorted(left.items(), key=lambda item: item[1].order):
+        if over <= 0:
+            break
+        erase.append(slot)
+        over -= residue.cells
+    return tuple(erase)
+
+
+def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) -> None:
+    """No block is free for ``asker``: park somebody, or end it when it fills the pool alone."""
+    house = step.house
+    if on_the_way(house) + house.free >= least or not house.settings.preempt:
+        victim = None
+    else:
+        here = replace_cells(asker, cells, generated)
+        victim = choose_victim(with_lease(house, here), here)
+        if victim is None and not _anyone_else(house, asker):
+            end_full(step, asker, cells, generated)
+            return
+    step.emit(
+        e.PoolPressed(
+            asker=asker.request,
+            victim=victim.request if victim else None,
+            cells=cells,
+            generated=generated,
+            short=least,
+        )
+    )
+    if victim is not None:
+        now = step.house.leases[victim.request]
+        if now.state == WAITING:
+            park(step, now, now.cells, now.generated)
+
+
+def _anyone_else(house: House, asker: Lease) -> bool:
+    return any(
+        lease.state in HOLDING and lease.request != asker.request for lease in house.leases.values()
+    )
+
+
+def end_full(step: Step, lease: Lease, cells: Cells, generated: int) -> None:
+    """The answer fills the pool alone: it ends as one that reached its context's end."""
+    step.emit(
+        e.LeaseEnded(
+            request=lease.request,
+            lease=lease.lease,
+            reason="context-full",
+            aborted=False,
+            slots=lease.slots,
+            cells=cells,
+            generated=generated,
+        )
+    )
+
+
+def park(step: Step, lease: Lease, cells: Cells, generated: int) -> None:
+    """Order the park of a lease that stands at a leg's end."""
+    house = step.house
+    step.emit(
+        e.LeaseParking(
+            request=lease.request,
+            lease=lease.lease,
+            cells=cells,
+            generated=generated,
+            save=house.method == "save" and within_budget(house),
+        )
+    )
+
+
+def within_budget(house: House) -> bool:
+    """Whether one more park may be saved."""
+    budget = house.settings.park_ram_bytes
+    return budget is None or house.saved_bytes < budget
+
+
+def revive(step: Step) -> None:
+    """Break a standstill: everybody waits, nobody runs, nothing is on its way.
+
+    It can come about when the only runner ends while the others wait for one another.
+    The least sunk of the waiting is parked; a chat that waits alone fills the pool.
+    """
+    house = step.house
+    if not house.ready or not house.waiting or on_the_way(house):
+        return
+    if any(lease.state == RUNNING for lease in house.leases.values()):
+        return
+    asker = house.leases[house.waiting[0]]
+    press(step, asker, asker.cells, asker.generated, asker.need)
+
+
+def replace_cells(lease: Lease, cells: Cells, generated: int) -> Lease:
+    """The lease as it stands now, at the end of its leg."""
+    return replace(lease, cells=cells, generated=generated)
+
+
+def with_lease(house: House, lease: Lease) -> House:
+    """A house in which ``lease`` stands as given (for a policy's eyes only)."""
+    return replace(house, leases={**house.leases, lease.request: lease})

@@ -1,0 +1,214 @@
+"""One request's life: arrival, count, credit, park, end. Each function is one command."""
+
+from __future__ import annotations
+
+from kvalet.actors.decisions import ledger
+from kvalet.actors.decisions.state import (
+    ARRIVED,
+    CLOSING,
+    PARKING,
+    RUNNING,
+    WAITING,
+    House,
+    Lease,
+)
+from kvalet.actors.decisions.step import Step
+from kvalet.protocol import commands as c
+from kvalet.protocol import events as e
+from kvalet.protocol.ids import Cells
+
+MISSES_MAX = 3
+"""Resumes in a row that reused less than half of what was saved, before saving stops."""
+
+
+def arrive(step: Step, command: c.Arrive) -> None:
+    """A request comes in; on a dead server it is refused at once."""
+    house = step.house
+    if command.request in house.leases:
+        return
+    step.emit(
+        e.RequestArrived(
+            request=command.request,
+            surface=command.surface,
+            streaming=command.streaming,
+            cap=command.cap,
+            pausable=command.pausable,
+            seats=command.seats,
+        )
+    )
+    if house.server.state in ("failed", "stopped"):
+        step.emit(e.LeaseRefused(request=command.request, code="server_unavailable"))
+
+
+def measure(step: Step, command: c.PromptCounted) -> None:
+    """The prompt is counted: refuse what can never fit, grant or queue the rest."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state != ARRIVED:
+        return
+    step.emit(
+        e.PromptMeasured(request=command.request, prompt=command.prompt, affinity=command.affinity)
+    )
+    lease = step.house.leases[command.request]
+    refusal = refuse(step.house, lease)
+    if refusal is not None:
+        step.emit(refusal)
+        return
+    house = step.house
+    lines = house.waiting or house.parked or house.queue
+    if lines or not house.ready or not ledger.grant(step, lease):
+        step.emit(e.LeaseQueued(request=lease.request, position=len(house.queue) + 1))
+
+
+def refuse(house: House, lease: Lease) -> e.LeaseRefused | None:
+    """Why this request can never be served, or None."""
+    needed = Cells(lease.seats * (lease.prompt + 1))
+    if lease.seats > house.slots:
+        return e.LeaseRefused(
+            request=lease.request,
+            code="too_many_choices",
+            needed=Cells(lease.seats),
+            limit=Cells(house.slots),
+        )
+    if needed > house.limit:
+        return e.LeaseRefused(
+            request=lease.request, code="prompt_too_large", needed=needed, limit=house.limit
+        )
+    if len(house.queue) >= house.settings.queue_max:
+        return e.LeaseRefused(
+            request=lease.request,
+            code="queue_full",
+            needed=Cells(len(house.queue) + 1),
+            limit=Cells(house.settings.queue_max),
+        )
+    return None
+
+
+def spend(step: Step, command: c.CreditSpent) -> None:
+    """A stream stands at its credit's end: extend it, park it, or make room for it."""
+    house = step.house
+    lease = house.leases.get(command.request)
+    if lease is None or lease.state != RUNNING:
+        return
+    cells, generated = command.cells, command.generated
+    left = ledger.remaining(house, ledger.replace_cells(lease, cells, generated))
+    if left <= 0:
+        ledger.end_full(step, lease, cells, generated)
+        return
+    least = house.settings.block_min
+    if command.stuck:
+        least = max(least, 2 * (lease.granted - lease.cells))
+    need = Cells(min(least, left))
+    if not house.waiting and ledger.extend(step, lease, cells, generated, need):
+        return
+    if lease.ordered:
+        ledger.park(step, lease, cells, generated)
+        return
+    ledger.press(step, lease, cells, generated, need)
+
+
+def finish(step: Step, command: c.AnswerEnded) -> None:
+    """The answer is complete; its cells stay charged until the slot is seen idle."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state == CLOSING:
+        return
+    end(step, lease, command.reason, aborted=False, at=(command.cells, command.generated))
+
+
+def leave(step: Step, command: c.Leave) -> None:
+    """The request ends early, wherever it stands: place or lease, the ledger knows which."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state == CLOSING:
+        return
+    end(step, lease, command.reason, aborted=bool(lease.slots))
+
+
+def end(
+    step: Step, lease: Lease, reason: str, *, aborted: bool, at: tuple[Cells, int] | None = None
+) -> None:
+    """End ``lease``; one that holds no slot is given back in the same breath."""
+    cells, generated = at or (lease.cells, lease.generated)
+    step.emit(
+        e.LeaseEnded(
+            request=lease.request,
+            lease=lease.lease,
+            reason=reason,
+            aborted=aborted,
+            slots=lease.slots,
+            cells=cells,
+            generated=generated,
+        )
+    )
+    if not lease.slots:
+        step.emit(e.LeaseReleased(request=lease.request, reason=reason))
+
+
+def freed(step: Step, command: c.CellsFreed) -> None:
+    """A victim's slot is empty: it is parked now. One that left meanwhile stays ended."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state != PARKING:
+        return
+    step.emit(
+        e.LeaseParked(
+            request=lease.request,
+            lease=lease.lease,
+            method=command.method,
+            cells=command.cells,
+            saved_bytes=command.saved_bytes,
+            pool_granted=step.house.granted_total,
+        )
+    )
+
+
+def release(step: Step, command: c.SlotSeen) -> None:
+    """The ended lease's slots are idle: everything it held is free again."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state != CLOSING:
+        return
+    step.emit(
+        e.LeaseReleased(request=lease.request, reason=lease.end_reason, residue=command.residue)
+    )
+
+
+def erased(step: Step, command: c.SlotErased) -> None:
+    """An idle slot's residue is gone. A slot with a holder by now is none of its business."""
+    if command.slot in step.house.residue:
+        step.emit(e.SlotCleared(slot=command.slot, cells=command.cells))
+
+
+def judge_cache(step: Step, command: c.CacheSeen) -> None:
+    """Compare what a resume reused with what it should have; three misses demote saving."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state not in (RUNNING, WAITING):
+        return
+    short = command.expected - command.reused
+    if short <= 0:
+        step.emit(e.LeaseRestored(request=lease.request, lease=lease.lease, cells=command.reused))
+        return
+    saved = lease.method == "save"
+    miss = saved and 2 * command.reused < command.expected
+    step.emit(
+        e.LeaseRecomputed(request=lease.request, lease=lease.lease, cells=Cells(short), miss=miss)
+    )
+    house = step.house
+    if miss and house.method == "save" and house.misses >= MISSES_MAX:
+        step.emit(e.MethodDemoted(method="save", misses=house.misses))
+
+
+def judge_silence(step: Step, command: c.SilenceSeen) -> None:
+    """Silence is a stall when the stream runs and its deadline has passed."""
+    house = step.house
+    lease = house.leases.get(command.request)
+    if lease is None or lease.state != RUNNING:
+        return
+    settings = house.settings
+    first = command.phase == "first-token"
+    if command.silent_s >= (settings.first_token_s if first else settings.stall_s):
+        step.emit(
+            e.StreamStalled(request=lease.request, phase=command.phase, silent_s=command.silent_s)
+        )
+
+
+def hear(step: Step, command: c.NoticeHeard) -> None:
+    """A notice of the server's is a fact, whatever it means."""
+    if command.request in step.house.leases:
+        step.emit(e.NoticeTaken(request=command.request, notice=command.notice))

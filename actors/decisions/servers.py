@@ -1,0 +1,94 @@
+"""The server's life as the ledger sees it: launch, readiness, probe, exit, restart of ours."""
+
+from __future__ import annotations
+
+from kvalet.actors.decisions import requests
+from kvalet.actors.decisions.step import Step
+from kvalet.protocol import commands as c
+from kvalet.protocol import events as e
+from kvalet.protocol.ids import Cells
+
+
+def open_house(step: Step, command: c.OpenHouse) -> None:
+    """A process takes the journal over: what was open is lost, nothing is repeated."""
+    if command.torn_bytes:
+        step.emit(e.JournalTorn(dropped_bytes=command.torn_bytes))
+    close_all(step, "lost")
+    step.emit(e.HouseOpened(settings=command.settings))
+
+
+def close_all(step: Step, reason: str) -> None:
+    """End and release every lease at once: the server that held their cells is gone."""
+    for lease in list(step.house.leases.values()):
+        if lease.request not in step.house.leases:
+            continue
+        if not lease.end_reason:
+            requests.end(step, lease, reason, aborted=False)
+        if lease.request in step.house.leases:
+            step.emit(e.LeaseReleased(request=lease.request, reason=lease.end_reason or reason))
+
+
+def plan(step: Step, command: c.LaunchPlanned) -> None:
+    """A launch is about to happen."""
+    step.emit(
+        e.ServerPlanned(generation=command.generation, argv=command.argv, warnings=command.warnings)
+    )
+
+
+def spawn(step: Step, command: c.SpawnSeen) -> None:
+    """The child exists."""
+    step.emit(e.ServerSpawned(generation=command.generation, pid=command.pid, url=command.url))
+
+
+def ready(step: Step, command: c.ReadySeen) -> None:
+    """The server answers. Leases start once the park method is known."""
+    step.emit(
+        e.ServerReady(
+            generation=command.generation,
+            url=command.url,
+            build=command.build,
+            model=command.model,
+            cells=command.cells,
+            slots=command.slots,
+            headroom=command.headroom,
+            pid=command.pid,
+        )
+    )
+
+
+def probe(step: Step, command: c.ProbeSeen) -> None:
+    """The park method is settled; the pool opens."""
+    if command.generation != step.house.server.generation:
+        return
+    step.emit(
+        e.ServerProbed(
+            generation=command.generation,
+            method=command.method,
+            saved=command.saved,
+            reused=command.reused,
+            detail=command.detail,
+        )
+    )
+
+
+def lose(step: Step, command: c.ExitSeen) -> None:
+    """The child is gone: all its leases are closed before anything else may be granted."""
+    if command.generation != step.house.server.generation:
+        return
+    step.emit(
+        e.ServerExited(
+            generation=command.generation,
+            code=command.code,
+            planned=command.planned,
+            reason=command.reason,
+        )
+    )
+    close_all(step, "server-lost")
+
+
+def read_pressure(step: Step, command: c.PressureRead) -> None:
+    """A reading of the slots; an event only when the figures moved."""
+    resident = Cells(sum(cells for _, cells, _ in command.slots))
+    busy = sum(1 for _, _, working in command.slots if working)
+    if resident != step.house.resident_read:
+        step.emit(e.PoolRead(resident=resident, busy=busy))

@@ -1,0 +1,161 @@
+"""The house: everything the ledger knows, as one immutable value.
+
+``House`` is the fold of the events and nothing else. Sums that every decision needs
+(``granted_total``, ``residue_total``) are kept beside the entries they are made of;
+``recount`` makes them afresh and the tests compare the two after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvalet.protocol.commands import Settings
+from kvalet.protocol.ids import Cells, LeaseId, Nanos, RequestId, SlotId
+
+ARRIVED = "arrived"
+QUEUED = "queued"
+RUNNING = "running"
+WAITING = "waiting"
+PARKING = "parking"
+PARKED = "parked"
+CLOSING = "closing"
+
+HOLDING = (RUNNING, WAITING, PARKING, CLOSING)
+"""States in which a lease occupies its slots and its granted cells."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request, from its arrival until everything it held is given back.
+
+    ``cells`` are those known to be occupied (prompt + generated), ``granted`` those it may
+    occupy; ``since_ns`` is when the present state began and ``order`` its place among
+    those in the same state. ``ordered`` marks a victim that parks at its leg's end.
+    """
+
+    request: RequestId
+    surface: str
+    state: str
+    arrived_ns: Nanos
+    since_ns: Nanos
+    order: int
+    cap: int | None = None
+    pausable: bool = True
+    seats: int = 1
+    lease: LeaseId = LeaseId(0)
+    slots: tuple[SlotId, ...] = ()
+    prompt: Cells = Cells(0)
+    generated: int = 0
+    cells: Cells = Cells(0)
+    granted: Cells = Cells(0)
+    ordered: bool = False
+    need: Cells = Cells(0)
+    affinity: tuple[tuple[SlotId, Cells], ...] = ()
+    method: str = ""
+    saved_bytes: int = 0
+    parks: int = 0
+    resumes: int = 0
+    recomputes: int = 0
+    waited_ns: Nanos = Nanos(0)
+    parked_ns: Nanos = Nanos(0)
+    end_reason: str = ""
+
+
+class Residue(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Cells that an ended answer left in an idle slot; ``order`` grows with recency."""
+
+    cells: Cells
+    order: int
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The llama-server as the ledger knows it."""
+
+    state: str = "starting"
+    generation: int = 0
+    pid: int | None = None
+    url: str = ""
+    build: str = ""
+    model: str = ""
+    reason: str = ""
+    warnings: tuple[tuple[str, str], ...] = ()
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Counters since the journal began."""
+
+    requests: int = 0
+    grants: int = 0
+    finished: int = 0
+    failed: int = 0
+    left: int = 0
+    refused: int = 0
+    parks: int = 0
+    resumes: int = 0
+    recomputes: int = 0
+    ended_parked: int = 0
+    restarts: int = 0
+
+
+class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The whole state. ``leases`` keeps the order of arrival; nothing else relies on it.
+
+    Counters: ``order`` numbers everything that can be queued, ``last_lease`` the grants.
+    ``waiting``, ``parked`` and ``queue`` name their leases in the order they are served.
+    """
+
+    settings: Settings = Settings()
+    server: Server = Server()
+    totals: Totals = Totals()
+    cells: Cells = Cells(0)
+    slots: int = 0
+    headroom: Cells = Cells(0)
+    method: str = "recompute"
+    misses: int = 0
+    order: int = 0
+    last_lease: int = 0
+    leases: dict[RequestId, Lease] = {}
+    queue: tuple[RequestId, ...] = ()
+    waiting: tuple[RequestId, ...] = ()
+    parked: tuple[RequestId, ...] = ()
+    residue: dict[SlotId, Residue] = {}
+    holders: dict[SlotId, RequestId] = {}
+    granted_total: Cells = Cells(0)
+    residue_total: Cells = Cells(0)
+    saved_bytes: int = 0
+    resident_read: Cells = Cells(0)
+
+    @property
+    def limit(self) -> Cells:
+        """Cells that may be granted in all: the pool less the headroom."""
+        return Cells(self.cells - self.headroom)
+
+    @property
+    def free(self) -> Cells:
+        """Cells that are not granted to anybody. Residue counts as free: it can be erased."""
+        return Cells(self.limit - self.granted_total)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server takes work."""
+        return self.server.state == "ready"
+
+
+def holders(house: House) -> Iterator[Lease]:
+    """Leases that hold cells now, oldest request first."""
+    return (lease for lease in house.leases.values() if lease.state in HOLDING)
+
+
+def recount(house: House) -> House:
+    """The same house with every sum made afresh from its entries (for tests)."""
+    held = [lease for lease in house.leases.values() if lease.state in HOLDING]
+    return msgspec.structs.replace(
+        house,
+        granted_total=Cells(sum(lease.granted for lease in held)),
+        residue_total=Cells(sum(left.cells for left in house.residue.values())),
+        saved_bytes=sum(
+            lease.saved_bytes for lease in house.leases.values() if lease.state == PARKED
+        ),
+        holders={slot: lease.request for lease in held for slot in lease.slots},
+    )

@@ -1,0 +1,222 @@
+"""The front: which request goes where. Framing is ``http``'s business, streams ``relay``'s."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+import trio
+
+from kvalet.actors.decisions.status import status
+from kvalet.actors.http_exchange import Exchange
+from kvalet.actors.journal import READ_BYTES
+from kvalet.actors.ledger import Ledger
+from kvalet.actors.relay import JSON_HEADERS, SSE_HEADERS, Relay, Wires
+from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol.errors import ClientFault, ServerFault
+from kvalet.protocol.journal import Reader
+from kvalet.protocol.openai import parse_request
+
+SURFACES = {
+    "/v1/chat/completions": "openai.chat",
+    "/chat/completions": "openai.chat",
+    "/v1/completions": "openai.completions",
+}
+# POST routes of llama-server that read only and take no slot.
+READ_ONLY_POSTS = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/v1/messages/count_tokens",
+        "/chat/completions/input_tokens",
+        "/v1/chat/completions/input_tokens",
+    }
+)
+PUBLIC = frozenset({"/health", "/v1/health"})
+EVENT_PING_S = 10.0
+PASSED_HEADERS = ("content-type",)
+
+
+@attrs.define
+class Gate:
+    """The server as the front reaches it; ``upstream`` is None until one is ready."""
+
+    upstream: UpstreamClient | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FrontConfig:
+    """What the front needs to know. ``keys``: accepted API keys; none means open."""
+
+    version: str
+    mode: str
+    keys: tuple[str, ...]
+    keepalive_s: float
+    first_token_s: float
+    stall_s: float
+
+
+class Front:
+    """Routes one exchange at a time; ``__call__`` is the app that the HTTP door serves."""
+
+    def __init__(self, config: FrontConfig, ledger: Ledger, gate: Gate) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._gate = gate
+        self._own: dict[str, Callable[[Exchange], Awaitable[None]]] = {
+            "/health": self._health,
+            "/v1/health": self._health,
+            "/kvalet/status": self._status,
+            "/kvalet/events": self._events,
+        }
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request. Raises KvaletError for the door to answer."""
+        request = exchange.request
+        path = request.path.rstrip("/") or "/"
+        if path not in PUBLIC and not self._may_enter(request.headers):
+            raise ClientFault("Invalid API Key", status=401, code="invalid_api_key")
+        if path in SURFACES:
+            require(request.method, "POST")
+            await self._relay(exchange, SURFACES[path])
+        elif path in self._own:
+            require(request.method, "GET", "HEAD")
+            await self._own[path](exchange)
+        elif request.method in ("GET", "HEAD") or path in READ_ONLY_POSTS:
+            await self._pass_through(exchange)
+        else:
+            raise ClientFault(
+                f"kvalet does not serve {request.method} {request.path}",
+                status=404,
+                code="not_found",
+            )
+
+    def _may_enter(self, headers: dict[str, str]) -> bool:
+        if not self._config.keys:
+            return True
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        given = given or headers.get("x-api-key", "")
+        matches = [hmac.compare_digest(given.encode(), key.encode()) for key in self._config.keys]
+        return any(matches)
+
+    async def _relay(self, exchange: Exchange, surface: str) -> None:
+        request = parse_request(surface, exchange.request.body)
+        upstream = await self._wait_ready()
+        config = self._config
+        wires = Wires(
+            ledger=self._ledger,
+            upstream=upstream,
+            keepalive_s=config.keepalive_s,
+            first_token_s=config.first_token_s,
+            stall_s=config.stall_s,
+        )
+        await Relay(exchange, request, self._ledger.open_mailbox(), wires).run()
+
+    async def _wait_ready(self) -> UpstreamClient:
+        await self._ledger.wait_for(
+            lambda house: house.server.state in ("ready", "failed", "stopped")
+        )
+        return self._ready()
+
+    def _ready(self) -> UpstreamClient:
+        house = self._ledger.house
+        if self._ledger.failure is not None:
+            raise ServerFault(self._ledger.failure, status=503, code="journal_failed")
+        if self._gate.upstream is None or not house.ready:
+            reason = f": {house.server.reason}" if house.server.reason else ""
+            raise ServerFault(
+                f"llama-server is {house.server.state}{reason}",
+                status=503,
+                code="server_unavailable",
+            )
+        return self._gate.upstream
+
+    async def _health(self, exchange: Exchange) -> None:
+        self._ready()
+        await exchange.respond(200, JSON_HEADERS, b'{"status":"ok"}')
+
+    async def _status(self, exchange: Exchange) -> None:
+        ledger = self._ledger
+        document = {
+            "version": self._config.version,
+            **status(ledger.house, ledger.now_ns()),
+            "journal": {"path": str(ledger.journal.path), "seq": ledger.journal.seq},
+        }
+        if ledger.failure is not None:
+            document["warnings"].append({"code": "journal_failed", "message": ledger.failure})
+        await exchange.respond(200, JSON_HEADERS, msgspec.json.encode(document))
+
+    async def _events(self, exchange: Exchange) -> None:
+        """The event log as SSE, from ``after`` (or ``Last-Event-ID``) on, without end."""
+        request = exchange.request
+        given = request.headers.get("last-event-id") or request.query.get("after") or "0"
+        if not given.isdigit():
+            raise ClientFault(f"after must be a sequence number, not {given!r}", code="bad_after")
+        after = int(given)
+        await exchange.start_stream(200, SSE_HEADERS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ping, exchange)
+            async for lines in follow(self._ledger, after):
+                await exchange.send(lines)
+            nursery.cancel_scope.cancel()
+        await exchange.finish()
+
+    async def _pass_through(self, exchange: Exchange) -> None:
+        request = exchange.request
+        answer = await self._ready().call(request.method, request.target, request.body)
+        headers = {n: answer.headers[n] for n in PASSED_HEADERS if n in answer.headers}
+        await exchange.respond(answer.status_code, headers, answer.content)
+
+
+def require(method: str, *allowed: str) -> None:
+    """Raises ClientFault 405 for a method that the path does not take."""
+    if method not in allowed:
+        raise ClientFault(
+            f"{method} is not allowed here, only {' and '.join(allowed)}",
+            status=405,
+            code="method_not_allowed",
+        )
+
+
+async def ping(exchange: Exchange) -> None:
+    """Comments that keep an idle event stream's connection open."""
+    while True:
+        await trio.sleep(EVENT_PING_S)
+        await exchange.try_send_comment(b": ping\n\n")
+
+
+async def follow(ledger: Ledger, after: int) -> AsyncIterator[bytes]:
+    """The journal's events after ``after`` as SSE, piece by piece, as they are appended.
+
+    Read back from the file, so that a slow reader costs no memory and misses nothing.
+    """
+    reader = Reader()
+    path = trio.Path(Path(ledger.journal.path))
+    async with await path.open("rb") as file:
+        while True:
+            chunk = await file.read(READ_BYTES)
+            lines = b"".join(
+                event_lines(decision.seq, decision.at_ns, decision.events)
+                for decision in reader.feed(chunk)
+                if decision.seq > after
+            )
+            if lines:
+                yield lines
+            if not chunk:
+                if ledger.failure is not None:
+                    return
+                await ledger.journal.wait_appended(reader.seq)
+
+
+def event_lines(seq: int, at_ns: int, events: Sequence[object]) -> bytes:
+    """The SSE events of one decision; ``id`` is its sequence number."""
+    out: list[bytes] = []
+    for event in events:
+        fields = msgspec.to_builtins(event)
+        payload = msgspec.json.encode({"seq": seq, "at_ns": at_ns, **fields})
+        out.append(b"id: %d\nevent: %b\ndata: %b\n\n" % (seq, fields["kind"].encode(), payload))
+    return b"".join(out)

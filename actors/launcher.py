@@ -1,0 +1,291 @@
+"""Runs the llama-server child and reports what it sees."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import httpx
+import trio
+from attrs import evolve, field, frozen
+
+from kvalet.actors.binaries import ServerBinary, find_model, find_server, probe_capabilities
+from kvalet.actors.child import Child, slot_directory, spawn_child
+from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.launch import (
+    Exit,
+    LaunchArgv,
+    LaunchRequest,
+    build_argv,
+    child_environment,
+    classify_exit,
+    redacted,
+    round_cells,
+)
+from kvalet.actors.server import Props, Server, decode_props, open_client
+from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
+from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
+from kvalet.protocol.ids import Cells
+
+LOG_NAME: Final = "llama-server.log"
+PORT_TRIES: Final = 3
+_POLL_FIRST_S: Final = 0.05
+_POLL_MAX_S: Final = 0.25
+# A stranger on our port may take a connection and never answer.
+_POLL_TIMEOUT_S: Final = 1.0
+
+
+@frozen(kw_only=True)
+class LaunchConfig:
+    """What to launch: ``ctx`` is the pool in cells, ``parallel`` the slots that share it."""
+
+    model: Path
+    server_bin: Path | None = None
+    ctx: int = 8192
+    parallel: int = 4
+    preempt: bool = True
+    extra_args: tuple[str, ...] = ()
+    state_dir: Path
+    ready_timeout_s: float = 600.0
+    stop_grace_s: float = 3.0
+
+
+@frozen(kw_only=True)
+class _Plan:
+    """One launch: the same for all its attempts but for the port."""
+
+    config: LaunchConfig
+    binary: ServerBinary
+    capabilities: Capabilities
+    generation: int
+    env: Mapping[str, str]
+    api_key: str = field(repr=False)
+    directory: Path
+
+    @property
+    def slots(self) -> Path:
+        return self.directory / "slots"
+
+    @property
+    def log_path(self) -> Path:
+        return self.config.state_dir / LOG_NAME
+
+    def argv(self, port: int) -> LaunchArgv:
+        return build_argv(
+            LaunchRequest(
+                program=str(self.binary.path),
+                model=str(self.config.model),
+                port=port,
+                cells=self.config.ctx,
+                slots=self.config.parallel,
+                slot_directory=str(self.slots),
+                preempt=self.config.preempt,
+                extra_args=self.config.extra_args,
+            ),
+            self.capabilities,
+        )
+
+    def child_env(self) -> dict[str, str]:
+        return child_environment(
+            self.env,
+            api_key=self.api_key,
+            config_home=str(self.directory / "config"),
+            library_path=self.binary.library_path,
+        )
+
+    def server(self, url: str, pid: int, argv: tuple[str, ...]) -> Server:
+        return Server(
+            url=url,
+            api_key=self.api_key,
+            slot_dir=self.slots if str(self.slots) in argv else None,
+            capabilities=self.capabilities,
+            generation=self.generation,
+            pid=pid,
+        )
+
+    def fault(self, end: _End) -> KvaletError:
+        if end.slow:
+            return EnvironmentFault(
+                f"llama-server was not ready within {self.config.ready_timeout_s:g} s: "
+                f"see {self.log_path}"
+            )
+        text = f"llama-server did not start: {end.exit}"
+        if end.exit.kind == "flag":
+            return ConfigFault(text)
+        return EnvironmentFault(f"{text} (its log: {self.log_path})")
+
+
+@frozen(kw_only=True)
+class _End:
+    """How one attempt went: ``ready`` is true when the server had come up."""
+
+    ready: bool
+    slow: bool
+    code: int
+    exit: Exit
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def run(
+    config: LaunchConfig,
+    reports: trio.MemorySendChannel[Command],
+    *,
+    env: Mapping[str, str] | None = None,
+    generation: int = 1,
+    pick_port: Callable[[], int] = free_port,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Launch one llama-server, start with its :class:`Server`, return when it has ended.
+
+    Reports LaunchPlanned and SpawnSeen per attempt, ReadySeen, and one ExitSeen; closes
+    ``reports``. Cancelled, it stops the child first; nothing of it is left behind. Raises
+    EnvironmentFault or ConfigFault when the server does not come up.
+    """
+    env = dict(os.environ) if env is None else env
+    async with reports:
+        model = await trio.to_thread.run_sync(lambda: find_model(config.model))
+        binary = await trio.to_thread.run_sync(find_server, config.server_bin, env)
+        # No secret is given to a binary that only prints its help.
+        asked = child_environment(env, api_key="", config_home="", library_path=())
+        capabilities = await trio.to_thread.run_sync(probe_capabilities, binary, asked)
+        with slot_directory() as directory:
+            plan = _Plan(
+                config=evolve(config, model=model),
+                binary=binary,
+                capabilities=capabilities,
+                generation=generation,
+                env=env,
+                api_key=secrets.token_urlsafe(32),
+                directory=directory,
+            )
+            for folder in (plan.slots, directory / "config"):
+                folder.mkdir(mode=0o700)
+            await _launch(plan, reports, pick_port, task_status)
+
+
+async def _launch(
+    plan: _Plan,
+    reports: trio.MemorySendChannel[Command],
+    pick_port: Callable[[], int],
+    task_status: trio.TaskStatus[Server],
+) -> None:
+    ends: list[_End] = []
+    while len(ends) < PORT_TRIES:
+        ends.append(await _attempt(plan, pick_port(), reports, task_status))
+        if ends[-1].ready or ends[-1].slow or ends[-1].exit.kind not in ("port", "silent"):
+            break
+    # A silent end after one that gave its reason explains nothing.
+    end = next((end for end in reversed(ends) if end.exit.kind != "silent"), ends[-1])
+    await reports.send(
+        ExitSeen(
+            generation=plan.generation,
+            code=end.code,
+            planned=False,
+            reason="not ready in time" if end.slow else end.exit.reason,
+        )
+    )
+    if not end.ready:
+        raise plan.fault(end)
+
+
+async def _attempt(
+    plan: _Plan,
+    port: int,
+    reports: trio.MemorySendChannel[Command],
+    task_status: trio.TaskStatus[Server],
+) -> _End:
+    """One child from its spawn to its end."""
+    launch = plan.argv(port)
+    warnings = [*launch.warnings]
+    if plan.binary.warning:
+        warnings.append(("cpu-kernels", plan.binary.warning))
+    await reports.send(
+        LaunchPlanned(
+            generation=plan.generation, argv=redacted(launch.argv), warnings=tuple(warnings)
+        )
+    )
+    child = spawn_child(launch.argv, plan.child_env(), plan.log_path)
+    ready = ended = False
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child.attend, plan.config.stop_grace_s)
+            url = f"http://127.0.0.1:{port}"
+            await reports.send(SpawnSeen(generation=plan.generation, pid=child.pid, url=url))
+            with trio.move_on_after(plan.config.ready_timeout_s) as patience:
+                props = await _wait_ready(child, url, plan.api_key)
+                if props is not None:
+                    await reports.send(_ready_seen(plan, props, url, child.pid))
+                    ready = True
+            if ready:
+                task_status.started(plan.server(url, child.pid, launch.argv))
+            elif patience.cancelled_caught:
+                nursery.cancel_scope.cancel()
+        ended = True
+    finally:
+        if not ended:
+            _report_stop(plan, child, reports)
+    code = await child.wait()
+    return _End(
+        ready=ready,
+        slow=patience.cancelled_caught,
+        code=code,
+        exit=classify_exit(code, tuple(child.lines)),
+    )
+
+
+def _report_stop(plan: _Plan, child: Child, reports: trio.MemorySendChannel[Command]) -> None:
+    """We were told to stop: whoever still listens hears it, nobody is waited for."""
+    with suppress(trio.WouldBlock, trio.BrokenResourceError):
+        reports.send_nowait(
+            ExitSeen(
+                generation=plan.generation,
+                code=child.returncode or 0,
+                planned=True,
+                reason="stopped",
+            )
+        )
+
+
+async def _wait_ready(child: Child, url: str, api_key: str) -> Props | None:
+    """Poll ``/health`` until the server is up; None when the child ends before."""
+    pause_s = _POLL_FIRST_S
+    async with open_client(url, api_key, timeout_s=_POLL_TIMEOUT_S) as client:
+        while child.returncode is None:
+            with suppress(httpx.TransportError):
+                healthy = (await client.get("/health")).status_code == 200
+                # Whoever answers without our key is a stranger on our port, not the child.
+                if healthy and await _wants_key(client):
+                    return decode_props((await client.get("/props")).content)
+            with trio.move_on_after(pause_s):
+                await child.wait()
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
+    return None
+
+
+async def _wants_key(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/props", headers={"Authorization": ""})).status_code == 401
+
+
+def _ready_seen(plan: _Plan, props: Props, url: str, pid: int) -> ReadySeen:
+    return ReadySeen(
+        generation=plan.generation,
+        url=url,
+        build=props.build_info or plan.capabilities.build,
+        model=props.model_alias or plan.config.model.stem,
+        cells=round_cells(plan.config.ctx),
+        slots=plan.config.parallel,
+        # A step of all slots takes one cell each.
+        headroom=Cells(plan.config.parallel),
+        pid=pid,
+    )

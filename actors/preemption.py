@@ -1,0 +1,43 @@
+"""Reads the pressure: what is really resident in the slots. It never picks a victim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol.commands import Command, PressureRead
+from kvalet.protocol.errors import KvaletError
+from kvalet.protocol.ids import Cells, SlotId
+
+INTERVAL_S = 5.0
+"""Far above the one second in which the server notices closed connections."""
+
+
+async def run(
+    upstream: UpstreamClient,
+    tell: Callable[[Command], None],
+    is_busy: Callable[[], bool],
+    interval_s: float = INTERVAL_S,
+) -> None:
+    """Read ``/slots`` every ``interval_s`` while anything runs; report readings that changed."""
+    log = structlog.get_logger(__name__)
+    last: tuple[tuple[SlotId, Cells, bool], ...] = ()
+    while True:
+        await trio.sleep(interval_s)
+        if not is_busy() and not any(busy for _, _, busy in last):
+            continue
+        try:
+            states = await upstream.slots()
+        except KvaletError as fault:
+            log.warning("no reading of the slots", why=str(fault))
+            continue
+        reading = tuple(
+            (SlotId(state.id), Cells(state.n_prompt_tokens), state.is_processing)
+            for state in states
+        )
+        if reading != last:
+            last = reading
+            tell(PressureRead(slots=reading))

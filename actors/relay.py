@@ -1,0 +1,481 @@
+"""One request's life between its client and llama-server: legs, parks, comments, one ending.
+
+The relay acts on the ledger's events and reports what it sees. It runs in the task of its
+connection: when the client leaves, the task is cancelled, its upstream connection closes,
+and ``Leave`` is told on the way out without waiting.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import httpx
+import trio
+from msgspec.structs import replace
+
+from kvalet.actors.decisions.answer import Answer, LegEnd, Output
+from kvalet.actors.http_exchange import ClientGone, Exchange
+from kvalet.actors.ledger import Ledger, Mailbox
+from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol import commands as c
+from kvalet.protocol import events as e
+from kvalet.protocol import llama, notices, openai
+from kvalet.protocol.errors import ClientFault, JournalFault, KvaletError, ServerFault
+from kvalet.protocol.ids import Cells, SlotId
+from kvalet.protocol.openai import Assembler, KvaletUsage, ParsedRequest, Partial
+from kvalet.protocol.sse import SseEvent, SseSplitter
+
+PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/completions"}
+SSE_HEADERS = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+JSON_HEADERS = {"content-type": "application/json"}
+PING = b":\n\n"
+PING_AFTER_S = 10.0
+"""A stream silent for so long (a long prefill) gets a bare ping of ours."""
+
+
+@attrs.frozen
+class Wires:
+    """What every relay shares."""
+
+    ledger: Ledger
+    upstream: UpstreamClient
+    keepalive_s: float
+    first_token_s: float
+    stall_s: float
+
+
+def first_fault(group: BaseExceptionGroup[KvaletError]) -> KvaletError:
+    """The first fault in a group, however deep."""
+    first = group.exceptions[0]
+    return first_fault(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def count(usage: KvaletUsage, **more: float) -> KvaletUsage:
+    """``usage`` with its figures raised by ``more``."""
+    return replace(usage, **{name: getattr(usage, name) + n for name, n in more.items()})
+
+
+def round_times(usage: KvaletUsage) -> KvaletUsage:
+    """``usage`` as a client wants to read it: milliseconds are precise enough."""
+    return replace(usage, waited_s=round(usage.waited_s, 3), parked_s=round(usage.parked_s, 3))
+
+
+def refusal(event: e.LeaseRefused) -> KvaletError:
+    """The answer to a request that the ledger refused."""
+    needed, limit = event.needed, event.limit
+    match event.code:
+        case "prompt_too_large":
+            return ClientFault(
+                f"the prompt needs {needed} cells, but the pool can hold {limit}; "
+                "shorten it or serve with a larger --ctx",
+                code=event.code,
+                fields={"n_prompt_tokens": needed, "n_ctx": limit},
+            )
+        case "too_many_choices":
+            return ClientFault(
+                f"the request needs {needed} slots at once, the server has {limit}",
+                code=event.code,
+            )
+        case "queue_full":
+            return ClientFault(
+                f"{limit} requests are waiting already; try again later",
+                status=429,
+                code=event.code,
+            )
+        case _:
+            return ServerFault("llama-server is not running", status=503, code=event.code)
+
+
+class Relay:
+    """One request. ``run`` returns when its answer has ended, however it did."""
+
+    def __init__(
+        self, exchange: Exchange, request: ParsedRequest, mailbox: Mailbox, wires: Wires
+    ) -> None:
+        self.name = mailbox.request
+        self._exchange = exchange
+        self._request = request
+        self._mailbox = mailbox
+        self._wires = wires
+        self._answer = Answer(request)
+        self._assembler = None if request.streaming else Assembler(request.surface)
+        self._splitter = SseSplitter()
+        self._notices = notices.NoticeState()
+        self._phase = "arriving"
+        self._since = trio.current_time()
+        self._heard = self._since
+        self._sent = self._since
+        self._slots: tuple[SlotId, ...] = ()
+        self._saved: str | None = None
+        self._saved_cells = 0
+        self._expected: Cells | None = None
+        self._usage = KvaletUsage()
+        self._interrupt: KvaletError | None = None
+        self._over = False
+
+    async def run(self) -> None:
+        """Serve the request. Raises KvaletError only while nothing has been sent."""
+        try:
+            await self._guarded()
+        finally:
+            self._leave("left")
+            self._wires.ledger.close_mailbox(self._mailbox)
+            self._forget()
+
+    async def _guarded(self) -> None:
+        fault: KvaletError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_alive)
+                await self._serve()
+                nursery.cancel_scope.cancel()
+        except* ClientGone:
+            self._leave("left")
+        except* KvaletError as group:
+            fault = first_fault(group)
+        if fault is not None:
+            self._leave("stalled" if getattr(fault, "code", "") == "stalled" else "failed")
+            if not self._exchange.started:
+                raise fault
+            await self._exchange.send(openai.fault_event(fault))
+            await self._exchange.finish()
+
+    def _tell(self, command: c.Command) -> None:
+        self._wires.ledger.tell(command)
+
+    def _leave(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._tell(c.Leave(request=self.name, reason=reason))
+
+    def _forget(self) -> None:
+        if self._saved is not None:
+            self._wires.upstream.forget(self._saved)
+            self._saved = None
+
+    # -- the request's line of events ------------------------------------------------
+
+    async def _serve(self) -> None:
+        request = self._request
+        self._tell(
+            c.Arrive(
+                request=self.name,
+                surface=request.surface,
+                streaming=request.streaming,
+                cap=request.cap,
+                pausable=request.continuable,
+                seats=request.seats,
+            )
+        )
+        tokens = await self._wires.upstream.count(request, Partial())
+        per_seat = math.ceil(len(tokens) / max(1, len(request.prompts)))
+        self._tell(c.PromptCounted(request=self.name, prompt=Cells(per_seat)))
+        self._cells = Cells(per_seat)
+        while not self._over:
+            await self._act(await self._next_event())
+
+    async def _next_event(self) -> e.AnyEvent:
+        try:
+            return await self._mailbox.events.receive()
+        except trio.EndOfChannel:
+            raise JournalFault(
+                f"kvalet can take no decision any more: {self._wires.ledger.failure}"
+            ) from None
+
+    async def _act(self, event: e.AnyEvent) -> None:
+        match event:
+            case e.LeaseQueued():
+                self._enter("queued")
+                await self._open_stream()
+            case e.LeaseRefused():
+                self._over = True
+                raise refusal(event)
+            case e.LeaseGranted():
+                if self._phase == "queued":
+                    await self._comment(notices.ADMISSION_DONE)
+                self._slots = event.slots
+                await self._leg(event.granted, event.erase)
+            case e.LeaseExtended():
+                await self._leg(event.granted, event.erase)
+            case e.LeaseResumed():
+                await self._resume(event)
+            case e.LeaseParking():
+                await self._park(event)
+            case e.PoolPressed(asker=asker) if asker == self.name:
+                self._enter("waiting")
+            case e.LeaseEnded():
+                await self._ended(event)
+            case _:
+                await self._remark(event)
+
+    async def _remark(self, event: e.AnyEvent) -> None:
+        """Events that change nothing in the order of things but may be worth a comment."""
+        if isinstance(event, e.LeaseRecomputed):
+            self._usage = count(self._usage, recomputes=1)
+            await self._comment(notices.PREEMPT_RECOMPUTED)
+
+    def _enter(self, phase: str) -> None:
+        now = trio.current_time()
+        spent = now - self._since
+        if self._phase == "queued":
+            self._usage = count(self._usage, waited_s=spent)
+        elif self._phase == "parked":
+            self._usage = count(self._usage, parked_s=spent)
+        self._phase, self._since = phase, now
+
+    async def _ended(self, event: e.LeaseEnded) -> None:
+        if event.reason == "context-full":
+            await self._finish(event.generated)
+            return
+        self._over = True
+        raise ServerFault(f"the llama-server that held this answer is gone ({event.reason})")
+
+    # -- parks -----------------------------------------------------------------------
+
+    async def _park(self, event: e.LeaseParking) -> None:
+        """Move the cells out: save them if ordered and possible, then empty the slot."""
+        self._enter("parked")
+        self._usage = count(self._usage, parks=1)
+        await self._comment(notices.PREEMPT_PAUSED)
+        upstream, slot = self._wires.upstream, self._slots[0]
+        size = 0
+        if event.save:
+            name = f"{self.name}.kv"
+            try:
+                saved = await upstream.save(slot, name)
+                self._saved, self._saved_cells, size = name, saved.cells, saved.size
+            except KvaletError:
+                # Not saved means computed again later; the chat itself goes on.
+                self._saved = None
+        await upstream.empty(slot)
+        self._tell(
+            c.CellsFreed(
+                request=self.name,
+                method="save" if self._saved else "recompute",
+                cells=event.cells,
+                saved_bytes=size,
+            )
+        )
+
+    async def _resume(self, event: e.LeaseResumed) -> None:
+        """Bring the cells back, tell the client, go on."""
+        upstream = self._wires.upstream
+        self._slots = event.slots
+        await self._erase(event.erase)
+        restored = Cells(0)
+        if self._saved is not None:
+            try:
+                restored = await upstream.restore(event.slots[0], self._saved)
+            except KvaletError:
+                restored = Cells(0)
+            self._forget()
+        self._usage = count(self._usage, resumes=1)
+        await self._comment(notices.PREEMPT_RESUMED)
+        # One token is evaluated in any case: the last one never had a cell.
+        whole = Cells(self._cells - 1)
+        self._expected = min(whole, Cells(self._saved_cells)) if restored else whole
+        await self._leg(event.granted, ())
+
+    async def _erase(self, slots: tuple[SlotId, ...]) -> None:
+        for slot in slots:
+            await self._wires.upstream.empty(slot)
+            self._tell(c.SlotErased(slot=slot, cells=Cells(0)))
+
+    # -- legs ------------------------------------------------------------------------
+
+    async def _leg(self, granted: Cells, erase: tuple[SlotId, ...]) -> None:
+        """One upstream request, within ``granted`` cells; then report how it ended."""
+        await self._erase(erase)
+        self._enter("prefill")
+        self._heard = trio.current_time()
+        request, answer = self._request, self._answer
+        seats = request.seats
+        credit = (granted - seats * self._cells) // seats
+        spent = self._cells - answer.prompt if answer.leg >= 0 else 0
+        left = credit if request.cap is None else min(credit, request.cap - spent)
+        answer.begin_leg(self._cells, max_tokens=left)
+        body = openai.leg_body(
+            request,
+            partial=answer.partial,
+            max_tokens=left,
+            slot=self._slots[0],
+            leg=answer.leg,
+            progress=self._expected is not None,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, nursery.cancel_scope)
+            await self._stream(body)
+            nursery.cancel_scope.cancel()
+        if self._interrupt is not None:
+            raise self._interrupt
+        if not self._over:
+            await self._judge(answer.end_leg())
+
+    async def _stream(self, body: bytes) -> None:
+        path = PATHS[self._request.surface]
+        async with self._wires.upstream.stream(path, body) as response:
+            if response.status_code != 200:
+                await self._pass_refusal(response)
+                return
+            await self._open_stream()
+            async for piece in response.aiter_raw():
+                await self._take(self._splitter.feed(piece))
+            await self._take(self._splitter.flush())
+
+    async def _take(self, events: list[SseEvent]) -> None:
+        """Feed events to the answer; send what may go out, in one write."""
+        out: list[bytes] = []
+        for event in events:
+            output = self._answer.feed(event)
+            if event.data is not None:
+                self._heard = trio.current_time()
+                self._phase = "decode" if self._phase == "prefill" else self._phase
+                odd = self._notices.datum()
+                if odd:
+                    self._tell(c.NoticeHeard(request=self.name, notice=odd))
+            self._note(output)
+            if self._assembler is not None:
+                for payload in output.data:
+                    self._assembler.add(payload)
+            elif output.raw:
+                out.append(output.raw)
+        if out:
+            await self._send(b"".join(out))
+
+    def _note(self, output: Output) -> None:
+        if output.notice is not None:
+            self._heard = trio.current_time()
+            odd = self._notices.hear(output.notice, output.about)
+            notice = odd or output.notice.value
+            self._tell(c.NoticeHeard(request=self.name, notice=notice))
+        if output.reused is not None and self._expected is not None:
+            expected, self._expected = self._expected, None
+            reused = Cells(min(output.reused, expected))
+            self._tell(c.CacheSeen(request=self.name, expected=expected, reused=reused))
+
+    async def _listen(self, scope: trio.CancelScope) -> None:
+        """Hear the ledger while a leg runs: remarks are passed on, verdicts cut the leg."""
+        while True:
+            try:
+                event = await self._next_event()
+            except JournalFault as fault:
+                self._interrupt = fault
+            else:
+                match event:
+                    case e.StreamStalled():
+                        self._interrupt = ServerFault(
+                            f"llama-server sent nothing for {event.silent_s:.0f} s",
+                            status=504,
+                            code="stalled",
+                        )
+                    case e.LeaseEnded():
+                        self._interrupt = ServerFault("llama-server has ended")
+                    case _:
+                        await self._remark(event)
+            if self._interrupt is not None:
+                scope.cancel()
+                return
+
+    async def _judge(self, end: LegEnd) -> None:
+        match end.kind:
+            case "final":
+                await self._finish(end.generated, end.reason)
+            case "credit":
+                await self._spend()
+            case "failed":
+                # The server's own error event has been relayed already.
+                self._leave("failed")
+                if self._exchange.started:
+                    await self._exchange.finish()
+            case _:
+                raise ServerFault("llama-server broke off in the middle of the answer")
+
+    async def _spend(self) -> None:
+        """The credit is used up: count what the continuation starts from, and ask for more."""
+        partial = self._answer.partial
+        tokens = await self._wires.upstream.count(self._request, partial)
+        stuck = len(tokens) <= self._cells
+        self._cells = Cells(len(tokens))
+        self._tell(
+            c.CreditSpent(
+                request=self.name,
+                cells=self._cells,
+                generated=self._cells - self._answer.prompt,
+                stuck=stuck,
+            )
+        )
+
+    async def _finish(self, generated: int, reason: str = "context-full") -> None:
+        """The answer is complete: give the lease back first, then send the last bytes."""
+        self._over = True
+        if reason != "context-full":
+            cells = Cells(self._answer.prompt + generated)
+            self._tell(
+                c.AnswerEnded(request=self.name, reason=reason, cells=cells, generated=generated)
+            )
+        usage = round_times(self._usage)
+        output = self._answer.finish(generated, usage)
+        if self._assembler is None:
+            await self._send(output.raw)
+            await self._exchange.finish()
+            return
+        for payload in output.data:
+            self._assembler.add(payload)
+        body = self._assembler.result(self._answer.totals(generated), usage)
+        await self._exchange.respond(200, JSON_HEADERS, body)
+
+    # -- the client's side -----------------------------------------------------------
+
+    async def _pass_refusal(self, response: httpx.Response) -> None:
+        """llama-server refused the leg: its own words while nothing was sent, else an event."""
+        body = await response.aread()
+        if self._exchange.started:
+            raise ServerFault(
+                llama.decode_error(body).message, status=response.status_code, code="refused"
+            )
+        self._leave("refused")
+        kind = response.headers.get("content-type", JSON_HEADERS["content-type"])
+        await self._exchange.respond(response.status_code, {"content-type": kind}, body)
+
+    async def _open_stream(self) -> None:
+        if self._request.streaming and not self._exchange.started:
+            await self._exchange.start_stream(200, SSE_HEADERS)
+
+    async def _send(self, raw: bytes) -> None:
+        self._sent = trio.current_time()
+        await self._exchange.send(raw)
+
+    async def _comment(self, comment: bytes) -> None:
+        if self._request.streaming:
+            await self._open_stream()
+            await self._send(comment)
+
+    async def _keep_alive(self) -> None:
+        """Keep a waiting client's connection alive, and watch for silence while one runs."""
+        wires = self._wires
+        while True:
+            await trio.sleep(wires.keepalive_s)
+            if self._phase in ("prefill", "decode"):
+                self._watch_silence()
+            ping = {
+                "queued": notices.ADMISSION_WAIT,
+                "parked": notices.PREEMPT_KEEPALIVE,
+            }.get(self._phase)
+            if ping is None and trio.current_time() - self._sent >= PING_AFTER_S:
+                ping = PING
+            if ping is not None and self._exchange.started and self._request.streaming:
+                self._sent = trio.current_time()
+                await self._exchange.try_send_comment(ping)
+
+    def _watch_silence(self) -> None:
+        first = self._phase == "prefill"
+        limit = self._wires.first_token_s if first else self._wires.stall_s
+        silent = trio.current_time() - self._heard
+        if silent >= limit:
+            phase = "first-token" if first else "decode"
+            self._tell(c.SilenceSeen(request=self.name, phase=phase, silent_s=silent))

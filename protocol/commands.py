@@ -1,0 +1,220 @@
+"""What the ledger is asked, and what it is told.
+
+Requests are imperative (``Arrive``, ``Leave``); reports of the world end in
+``Counted``, ``Spent``, ``Ended``, ``Freed``, ``Seen``, ``Heard`` or ``Read``. A command
+carries numbers, ids and codes only: no prompt, answer, key or token text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvalet.protocol.ids import Cells, RequestId, SlotId
+
+DEFAULT_FIRST_TOKEN_S = 1200.0
+DEFAULT_STALL_S = 120.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the scheduler is told once, at the start of a journal.
+
+    ``block_min``, ``first_block`` and ``quantum`` are cells: the smallest credit worth a
+    leg, the credit a newcomer should start with, and what a resumed chat may run before
+    it can be parked again. ``park_ram_bytes`` bounds what is saved (None: no bound); above
+    it a park drops the cells and they are computed again.
+    """
+
+    policy: str = "least-sunk"
+    block_min: int = 16
+    first_block: int = 64
+    quantum: int = 64
+    resume_max: int = 32
+    promote_after: int = 3
+    queue_max: int = 1024
+    park_ram_bytes: int | None = None
+    preempt: bool = True
+    first_token_s: float = DEFAULT_FIRST_TOKEN_S
+    stall_s: float = DEFAULT_STALL_S
+
+
+class _Command(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
+):
+    """Base of all commands: immutable, tagged by hand, strict about its fields."""
+
+
+class OpenHouse(_Command, frozen=True, kw_only=True, tag="open-house"):
+    """A process takes the journal over; whatever was open before is lost."""
+
+    settings: Settings
+    torn_bytes: int = 0
+
+
+class Arrive(_Command, frozen=True, kw_only=True, tag="arrive"):
+    """A request has come in. ``cap`` is its own token limit; ``seats`` the slots it needs."""
+
+    request: RequestId
+    surface: str
+    streaming: bool
+    cap: int | None = None
+    pausable: bool = True
+    seats: int = 1
+
+
+class PromptCounted(_Command, frozen=True, kw_only=True, tag="prompt-counted"):
+    """The prompt takes exactly ``prompt`` cells. ``affinity``: (slot, common prefix) pairs."""
+
+    request: RequestId
+    prompt: Cells
+    affinity: tuple[tuple[SlotId, Cells], ...] = ()
+
+
+class CreditSpent(_Command, frozen=True, kw_only=True, tag="credit-spent"):
+    """A stream stands at the end of its credit: ``cells`` resident, ``generated`` so far.
+
+    ``stuck`` says that the whole leg settled no text (half a character, half a stop
+    string), so the next block must be larger.
+    """
+
+    request: RequestId
+    cells: Cells
+    generated: int
+    stuck: bool = False
+
+
+class AnswerEnded(_Command, frozen=True, kw_only=True, tag="answer-ended"):
+    """The answer is complete; the slot may not be idle yet. ``reason``: stop, length, …"""
+
+    request: RequestId
+    reason: str
+    cells: Cells
+    generated: int
+
+
+class Leave(_Command, frozen=True, kw_only=True, tag="leave"):
+    """The request ends early: its client left, or it failed (``reason``)."""
+
+    request: RequestId
+    reason: str = "left"
+
+
+class CellsFreed(_Command, frozen=True, kw_only=True, tag="cells-freed"):
+    """A parked chat's slot is empty now. ``method`` save keeps ``saved_bytes`` of its cells."""
+
+    request: RequestId
+    method: str
+    cells: Cells
+    saved_bytes: int = 0
+
+
+class CacheSeen(_Command, frozen=True, kw_only=True, tag="cache-seen"):
+    """The leg after a resume reused ``reused`` of ``expected`` cells; the rest is computed."""
+
+    request: RequestId
+    expected: Cells
+    reused: Cells
+
+
+class SlotSeen(_Command, frozen=True, kw_only=True, tag="slot-seen"):
+    """The slots of an ended lease are idle; ``residue`` cells stay behind in its first slot."""
+
+    request: RequestId
+    residue: Cells = Cells(0)
+
+
+class SlotErased(_Command, frozen=True, kw_only=True, tag="slot-erased"):
+    """An idle slot's residue is gone."""
+
+    slot: SlotId
+    cells: Cells
+
+
+class SilenceSeen(_Command, frozen=True, kw_only=True, tag="silence-seen"):
+    """A stream sent no datum for ``silent_s``; ``phase`` is ``first-token`` or ``decode``."""
+
+    request: RequestId
+    phase: str
+    silent_s: float
+
+
+class NoticeHeard(_Command, frozen=True, kw_only=True, tag="notice-heard"):
+    """The server announced something about this stream's park, or a surprise in order."""
+
+    request: RequestId
+    notice: str
+
+
+class PressureRead(_Command, frozen=True, kw_only=True, tag="pressure-read"):
+    """One reading of ``/slots``: (slot, resident cells, busy) for every slot."""
+
+    slots: tuple[tuple[SlotId, Cells, bool], ...]
+
+
+class LaunchPlanned(_Command, frozen=True, kw_only=True, tag="launch-planned"):
+    """A launch is about to happen with this argv (secrets removed)."""
+
+    generation: int
+    argv: tuple[str, ...]
+    warnings: tuple[tuple[str, str], ...] = ()
+
+
+class SpawnSeen(_Command, frozen=True, kw_only=True, tag="spawn-seen"):
+    """The child runs as ``pid`` and will listen at ``url``."""
+
+    generation: int
+    pid: int
+    url: str
+
+
+class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
+    """The server answers: its build, pool and slots. ``headroom`` is kept free at all times."""
+
+    generation: int
+    url: str
+    build: str
+    model: str
+    cells: Cells
+    slots: int
+    headroom: Cells
+    pid: int | None = None
+
+
+class ProbeSeen(_Command, frozen=True, kw_only=True, tag="probe-seen"):
+    """The park method that a probe proved for this model: ``save`` or ``recompute``."""
+
+    generation: int
+    method: str
+    saved: Cells = Cells(0)
+    reused: Cells = Cells(0)
+    detail: str = ""
+
+
+class ExitSeen(_Command, frozen=True, kw_only=True, tag="exit-seen"):
+    """The child is gone. ``code`` is its status, negative for a signal; ``reason`` a line."""
+
+    generation: int
+    code: int
+    planned: bool
+    reason: str = ""
+
+
+Command = (
+    OpenHouse
+    | Arrive
+    | PromptCounted
+    | CreditSpent
+    | AnswerEnded
+    | Leave
+    | CellsFreed
+    | CacheSeen
+    | SlotSeen
+    | SlotErased
+    | SilenceSeen
+    | NoticeHeard
+    | PressureRead
+    | LaunchPlanned
+    | SpawnSeen
+    | ReadySeen
+    | ProbeSeen
+    | ExitSeen
+)
