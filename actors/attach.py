@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -61,7 +60,7 @@ async def run(
                 generation=generation,
                 url=server.url,
                 build=props.build_info,
-                model=props.model_alias or Path(props.model_path).stem,
+                model=props.model,
                 cells=Cells(ctx or min(slot.n_ctx for slot in slots)),
                 slots=seats,
                 headroom=Cells(seats),

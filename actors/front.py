@@ -10,11 +10,13 @@ import attrs
 import msgspec
 import trio
 
+from kvalet.actors.client import JSON_HEADERS, SSE_HEADERS
 from kvalet.actors.decisions.status import status
 from kvalet.actors.http_exchange import Exchange
 from kvalet.actors.journal import READ_BYTES
 from kvalet.actors.ledger import Ledger
-from kvalet.actors.relay import JSON_HEADERS, SSE_HEADERS, Relay, Wires
+from kvalet.actors.prefixes import Prefixes
+from kvalet.actors.relay import Relay, Wires
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.errors import ClientFault, ServerFault
 from kvalet.protocol.journal import Reader
@@ -67,6 +69,7 @@ class Front:
         self._config = config
         self._ledger = ledger
         self._gate = gate
+        self._prefixes = Prefixes()
         self._own: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "/health": self._health,
             "/v1/health": self._health,
@@ -113,6 +116,7 @@ class Front:
             keepalive_s=config.keepalive_s,
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,
+            prefixes=self._prefixes,
         )
         await Relay(exchange, request, self._ledger.open_mailbox(), wires).run()
 

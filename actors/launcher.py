@@ -36,7 +36,6 @@ LOG_NAME: Final = "llama-server.log"
 PORT_TRIES: Final = 3
 _POLL_FIRST_S: Final = 0.05
 _POLL_MAX_S: Final = 0.25
-# A stranger on our port may take a connection and never answer.
 _POLL_TIMEOUT_S: Final = 1.0
 
 
@@ -259,18 +258,33 @@ def _report_stop(plan: _Plan, child: Child, reports: trio.MemorySendChannel[Comm
 
 async def _wait_ready(child: Child, url: str, api_key: str) -> Props | None:
     """Poll ``/health`` until the server is up; None when the child ends before."""
+    props: Props | None = None
+    async with (
+        open_client(url, api_key, timeout_s=_POLL_TIMEOUT_S) as client,
+        trio.open_nursery() as polling,
+    ):
+        # A stranger on our port may hold its answer back, so the child's end ends the polling.
+        polling.start_soon(_cancel_at_end, child, polling.cancel_scope)
+        props = await _poll(client)
+        polling.cancel_scope.cancel()
+    return props
+
+
+async def _cancel_at_end(child: Child, scope: trio.CancelScope) -> None:
+    await child.wait()
+    scope.cancel()
+
+
+async def _poll(client: httpx.AsyncClient) -> Props:
     pause_s = _POLL_FIRST_S
-    async with open_client(url, api_key, timeout_s=_POLL_TIMEOUT_S) as client:
-        while child.returncode is None:
-            with suppress(httpx.TransportError):
-                healthy = (await client.get("/health")).status_code == 200
-                # Whoever answers without our key is a stranger on our port, not the child.
-                if healthy and await _wants_key(client):
-                    return decode_props((await client.get("/props")).content)
-            with trio.move_on_after(pause_s):
-                await child.wait()
-            pause_s = min(2 * pause_s, _POLL_MAX_S)
-    return None
+    while True:
+        with suppress(httpx.TransportError):
+            healthy = (await client.get("/health")).status_code == 200
+            # Whoever answers without our key is a stranger on our port, not the child.
+            if healthy and await _wants_key(client):
+                return decode_props((await client.get("/props")).content)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_MAX_S)
 
 
 async def _wants_key(client: httpx.AsyncClient) -> bool:
@@ -281,8 +295,8 @@ def _ready_seen(plan: _Plan, props: Props, url: str, pid: int) -> ReadySeen:
     return ReadySeen(
         generation=plan.generation,
         url=url,
-        build=props.build_info or plan.capabilities.build,
-        model=props.model_alias or plan.config.model.stem,
+        build=plan.capabilities.build or props.build_info,
+        model=props.model or plan.config.model.stem,
         cells=round_cells(plan.config.ctx),
         slots=plan.config.parallel,
         # A step of all slots takes one cell each.

@@ -14,25 +14,23 @@ import httpx
 import trio
 from msgspec.structs import replace
 
+from kvalet.actors.client import JSON_HEADERS, Client
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
+from kvalet.actors.decisions.refusal import refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Ledger, Mailbox
+from kvalet.actors.parking import Berth
+from kvalet.actors.prefixes import Prefixes
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol import llama, notices, openai
-from kvalet.protocol.errors import ClientFault, JournalFault, KvaletError, ServerFault
+from kvalet.protocol.errors import JournalFault, KvaletError, ServerFault
 from kvalet.protocol.ids import Cells, SlotId
-from kvalet.protocol.openai import Assembler, KvaletUsage, ParsedRequest, Partial
+from kvalet.protocol.openai import KvaletUsage, ParsedRequest, Partial
 from kvalet.protocol.sse import SseEvent, SseSplitter
 
 PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/completions"}
-SSE_HEADERS = {
-    "content-type": "text/event-stream",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-JSON_HEADERS = {"content-type": "application/json"}
 PING = b":\n\n"
 PING_AFTER_S = 10.0
 """A stream silent for so long (a long prefill) gets a bare ping of ours."""
@@ -47,6 +45,7 @@ class Wires:
     keepalive_s: float
     first_token_s: float
     stall_s: float
+    prefixes: Prefixes
 
 
 def first_fault(group: BaseExceptionGroup[KvaletError]) -> KvaletError:
@@ -65,32 +64,6 @@ def round_times(usage: KvaletUsage) -> KvaletUsage:
     return replace(usage, waited_s=round(usage.waited_s, 3), parked_s=round(usage.parked_s, 3))
 
 
-def refusal(event: e.LeaseRefused) -> KvaletError:
-    """The answer to a request that the ledger refused."""
-    needed, limit = event.needed, event.limit
-    match event.code:
-        case "prompt_too_large":
-            return ClientFault(
-                f"the prompt needs {needed} cells, but the pool can hold {limit}; "
-                "shorten it or serve with a larger --ctx",
-                code=event.code,
-                fields={"n_prompt_tokens": needed, "n_ctx": limit},
-            )
-        case "too_many_choices":
-            return ClientFault(
-                f"the request needs {needed} slots at once, the server has {limit}",
-                code=event.code,
-            )
-        case "queue_full":
-            return ClientFault(
-                f"{limit} requests are waiting already; try again later",
-                status=429,
-                code=event.code,
-            )
-        case _:
-            return ServerFault("llama-server is not running", status=503, code=event.code)
-
-
 class Relay:
     """One request. ``run`` returns when its answer has ended, however it did."""
 
@@ -98,21 +71,19 @@ class Relay:
         self, exchange: Exchange, request: ParsedRequest, mailbox: Mailbox, wires: Wires
     ) -> None:
         self.name = mailbox.request
-        self._exchange = exchange
+        self._client = Client(exchange, request)
+        self._berth = Berth(wires.upstream, mailbox.request)
         self._request = request
         self._mailbox = mailbox
         self._wires = wires
         self._answer = Answer(request)
-        self._assembler = None if request.streaming else Assembler(request.surface)
         self._splitter = SseSplitter()
         self._notices = notices.NoticeState()
         self._phase = "arriving"
         self._since = trio.current_time()
         self._heard = self._since
-        self._sent = self._since
         self._slots: tuple[SlotId, ...] = ()
-        self._saved: str | None = None
-        self._saved_cells = 0
+        self._tokens: list[int] = []
         self._expected: Cells | None = None
         self._usage = KvaletUsage()
         self._interrupt: KvaletError | None = None
@@ -125,7 +96,7 @@ class Relay:
         finally:
             self._leave("left")
             self._wires.ledger.close_mailbox(self._mailbox)
-            self._forget()
+            self._berth.forget()
 
     async def _guarded(self) -> None:
         fault: KvaletError | None = None
@@ -140,10 +111,9 @@ class Relay:
             fault = first_fault(group)
         if fault is not None:
             self._leave("stalled" if getattr(fault, "code", "") == "stalled" else "failed")
-            if not self._exchange.started:
+            if not self._client.started:
                 raise fault
-            await self._exchange.send(openai.fault_event(fault))
-            await self._exchange.finish()
+            await self._client.end_with(openai.fault_event(fault))
 
     def _tell(self, command: c.Command) -> None:
         self._wires.ledger.tell(command)
@@ -152,11 +122,6 @@ class Relay:
         if not self._over:
             self._over = True
             self._tell(c.Leave(request=self.name, reason=reason))
-
-    def _forget(self) -> None:
-        if self._saved is not None:
-            self._wires.upstream.forget(self._saved)
-            self._saved = None
 
     # -- the request's line of events ------------------------------------------------
 
@@ -172,10 +137,11 @@ class Relay:
                 seats=request.seats,
             )
         )
-        tokens = await self._wires.upstream.count(request, Partial())
-        per_seat = math.ceil(len(tokens) / max(1, len(request.prompts)))
-        self._tell(c.PromptCounted(request=self.name, prompt=Cells(per_seat)))
+        self._tokens = await self._wires.upstream.count(request, Partial())
+        per_seat = math.ceil(len(self._tokens) / max(1, len(request.prompts)))
         self._cells = Cells(per_seat)
+        affinity = self._wires.prefixes.shared_with(self._tokens)
+        self._tell(c.PromptCounted(request=self.name, prompt=self._cells, affinity=affinity))
         while not self._over:
             await self._act(await self._next_event())
 
@@ -191,13 +157,13 @@ class Relay:
         match event:
             case e.LeaseQueued():
                 self._enter("queued")
-                await self._open_stream()
+                await self._client.open()
             case e.LeaseRefused():
                 self._over = True
                 raise refusal(event)
             case e.LeaseGranted():
                 if self._phase == "queued":
-                    await self._comment(notices.ADMISSION_DONE)
+                    await self._client.comment(notices.ADMISSION_DONE)
                 self._slots = event.slots
                 await self._leg(event.granted, event.erase)
             case e.LeaseExtended():
@@ -217,7 +183,7 @@ class Relay:
         """Events that change nothing in the order of things but may be worth a comment."""
         if isinstance(event, e.LeaseRecomputed):
             self._usage = count(self._usage, recomputes=1)
-            await self._comment(notices.PREEMPT_RECOMPUTED)
+            await self._client.comment(notices.PREEMPT_RECOMPUTED)
 
     def _enter(self, phase: str) -> None:
         now = trio.current_time()
@@ -241,49 +207,32 @@ class Relay:
         """Move the cells out: save them if ordered and possible, then empty the slot."""
         self._enter("parked")
         self._usage = count(self._usage, parks=1)
-        await self._comment(notices.PREEMPT_PAUSED)
-        upstream, slot = self._wires.upstream, self._slots[0]
-        size = 0
-        if event.save:
-            name = f"{self.name}.kv"
-            try:
-                saved = await upstream.save(slot, name)
-                self._saved, self._saved_cells, size = name, saved.cells, saved.size
-            except KvaletError:
-                # Not saved means computed again later; the chat itself goes on.
-                self._saved = None
-        await upstream.empty(slot)
+        await self._client.comment(notices.PREEMPT_PAUSED)
+        size = await self._berth.move_out(self._slots[0], event.save)
+        self._wires.prefixes.forget(self._slots[0])
         self._tell(
             c.CellsFreed(
                 request=self.name,
-                method="save" if self._saved else "recompute",
+                method="recompute" if size is None else "save",
                 cells=event.cells,
-                saved_bytes=size,
+                saved_bytes=size or 0,
             )
         )
 
     async def _resume(self, event: e.LeaseResumed) -> None:
         """Bring the cells back, tell the client, go on."""
-        upstream = self._wires.upstream
         self._slots = event.slots
         await self._erase(event.erase)
-        restored = Cells(0)
-        if self._saved is not None:
-            try:
-                restored = await upstream.restore(event.slots[0], self._saved)
-            except KvaletError:
-                restored = Cells(0)
-            self._forget()
-        self._usage = count(self._usage, resumes=1)
-        await self._comment(notices.PREEMPT_RESUMED)
         # One token is evaluated in any case: the last one never had a cell.
-        whole = Cells(self._cells - 1)
-        self._expected = min(whole, Cells(self._saved_cells)) if restored else whole
+        self._expected = await self._berth.bring_back(self._slots[0], Cells(self._cells - 1))
+        self._usage = count(self._usage, resumes=1)
+        await self._client.comment(notices.PREEMPT_RESUMED)
         await self._leg(event.granted, ())
 
     async def _erase(self, slots: tuple[SlotId, ...]) -> None:
         for slot in slots:
             await self._wires.upstream.empty(slot)
+            self._wires.prefixes.forget(slot)
             self._tell(c.SlotErased(slot=slot, cells=Cells(0)))
 
     # -- legs ------------------------------------------------------------------------
@@ -299,6 +248,7 @@ class Relay:
         spent = self._cells - answer.prompt if answer.leg >= 0 else 0
         left = credit if request.cap is None else min(credit, request.cap - spent)
         answer.begin_leg(self._cells, max_tokens=left)
+        self._wires.prefixes.remember(self._slots, self._tokens)
         body = openai.leg_body(
             request,
             partial=answer.partial,
@@ -322,14 +272,14 @@ class Relay:
             if response.status_code != 200:
                 await self._pass_refusal(response)
                 return
-            await self._open_stream()
+            await self._client.open()
             async for piece in response.aiter_raw():
                 await self._take(self._splitter.feed(piece))
             await self._take(self._splitter.flush())
 
     async def _take(self, events: list[SseEvent]) -> None:
         """Feed events to the answer; send what may go out, in one write."""
-        out: list[bytes] = []
+        outputs: list[Output] = []
         for event in events:
             output = self._answer.feed(event)
             if event.data is not None:
@@ -339,13 +289,8 @@ class Relay:
                 if odd:
                     self._tell(c.NoticeHeard(request=self.name, notice=odd))
             self._note(output)
-            if self._assembler is not None:
-                for payload in output.data:
-                    self._assembler.add(payload)
-            elif output.raw:
-                out.append(output.raw)
-        if out:
-            await self._send(b"".join(out))
+            outputs.append(output)
+        await self._client.emit(outputs)
 
     def _note(self, output: Output) -> None:
         if output.notice is not None:
@@ -390,25 +335,24 @@ class Relay:
             case "failed":
                 # The server's own error event has been relayed already.
                 self._leave("failed")
-                if self._exchange.started:
-                    await self._exchange.finish()
+                await self._client.end_with(b"")
             case _:
                 raise ServerFault("llama-server broke off in the middle of the answer")
 
     async def _spend(self) -> None:
         """The credit is used up: count what the continuation starts from, and ask for more."""
         partial = self._answer.partial
-        tokens = await self._wires.upstream.count(self._request, partial)
-        stuck = len(tokens) <= self._cells
-        self._cells = Cells(len(tokens))
-        self._tell(
-            c.CreditSpent(
-                request=self.name,
-                cells=self._cells,
-                generated=self._cells - self._answer.prompt,
-                stuck=stuck,
+        self._tokens = await self._wires.upstream.count(self._request, partial)
+        cells = Cells(len(self._tokens))
+        if partial.reasoning and not partial.content and cells <= self._answer.prompt:
+            raise ServerFault(
+                "the pool is full, and this model's template cannot continue a thought",
+                code="not_continuable",
             )
-        )
+        stuck = cells <= self._cells
+        self._cells = cells
+        generated = cells - self._answer.prompt
+        self._tell(c.CreditSpent(request=self.name, cells=cells, generated=generated, stuck=stuck))
 
     async def _finish(self, generated: int, reason: str = "context-full") -> None:
         """The answer is complete: give the lease back first, then send the last bytes."""
@@ -420,40 +364,18 @@ class Relay:
             )
         usage = round_times(self._usage)
         output = self._answer.finish(generated, usage)
-        if self._assembler is None:
-            await self._send(output.raw)
-            await self._exchange.finish()
-            return
-        for payload in output.data:
-            self._assembler.add(payload)
-        body = self._assembler.result(self._answer.totals(generated), usage)
-        await self._exchange.respond(200, JSON_HEADERS, body)
-
-    # -- the client's side -----------------------------------------------------------
+        await self._client.finish(output, self._answer.totals(generated), usage)
 
     async def _pass_refusal(self, response: httpx.Response) -> None:
         """llama-server refused the leg: its own words while nothing was sent, else an event."""
         body = await response.aread()
-        if self._exchange.started:
-            raise ServerFault(
-                llama.decode_error(body).message, status=response.status_code, code="refused"
-            )
+        status = response.status_code
+        if self._client.started:
+            message = llama.decode_error(body).message
+            raise ServerFault(message, status=status, code="refused")
         self._leave("refused")
         kind = response.headers.get("content-type", JSON_HEADERS["content-type"])
-        await self._exchange.respond(response.status_code, {"content-type": kind}, body)
-
-    async def _open_stream(self) -> None:
-        if self._request.streaming and not self._exchange.started:
-            await self._exchange.start_stream(200, SSE_HEADERS)
-
-    async def _send(self, raw: bytes) -> None:
-        self._sent = trio.current_time()
-        await self._exchange.send(raw)
-
-    async def _comment(self, comment: bytes) -> None:
-        if self._request.streaming:
-            await self._open_stream()
-            await self._send(comment)
+        await self._client.exchange.respond(status, {"content-type": kind}, body)
 
     async def _keep_alive(self) -> None:
         """Keep a waiting client's connection alive, and watch for silence while one runs."""
@@ -466,11 +388,10 @@ class Relay:
                 "queued": notices.ADMISSION_WAIT,
                 "parked": notices.PREEMPT_KEEPALIVE,
             }.get(self._phase)
-            if ping is None and trio.current_time() - self._sent >= PING_AFTER_S:
+            if ping is None and trio.current_time() - self._client.sent_at >= PING_AFTER_S:
                 ping = PING
-            if ping is not None and self._exchange.started and self._request.streaming:
-                self._sent = trio.current_time()
-                await self._exchange.try_send_comment(ping)
+            if ping is not None:
+                await self._client.try_comment(ping)
 
     def _watch_silence(self) -> None:
         first = self._phase == "prefill"

@@ -33,7 +33,12 @@ class Props(msgspec.Struct, frozen=True):
     build_info: str = ""
     model_alias: str | None = None
     model_path: str = ""
-    total_slots: int = 0
+
+    @property
+    def model(self) -> str:
+        """The model's alias, else its file name: an alias that nobody gave is the whole path."""
+        alias = self.model_alias or self.model_path
+        return Path(alias).stem if alias == self.model_path else alias
 
 
 def open_client(

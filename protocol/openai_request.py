@@ -15,8 +15,8 @@ from kvalet.protocol.errors import ClientFault
 CHAT = "openai.chat"
 COMPLETIONS = "openai.completions"
 
-CAP_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
-"""The names a token limit goes by; the first one present counts."""
+CAP_NAMES = ("n_predict", "max_completion_tokens", "max_tokens")
+"""The names a token limit goes by; the first one present counts, as in llama-server."""
 
 INT_MAX = 2**31 - 1
 SEED_RANDOM = 2**32 - 1

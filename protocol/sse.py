@@ -94,7 +94,7 @@ class SseSplitter:
             return start + (2 if self._rest.startswith(b"\r\n", start) else 1)
         # An end may have begun in the bytes that were searched before.
         begin = max(start, self._searched - _LONGEST_HALF_END)
-        if not self._returns:  # Ten times faster than the general search.
+        if not self._returns:  # Much faster than the general search.
             at = self._rest.find(b"\n\n", begin)
             return None if at < 0 else at + 2
         found = _EVENT_END.search(self._rest, begin)

@@ -47,7 +47,7 @@ def other_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (root / "lib" / "libllama.so.0").touch()
     (root / "__init__.py").write_text("__version__ = '11434.0.0'\n")
     found = importlib.util.find_spec
-    monkeypatch.syspath_prepend(str(root.parent))
+    monkeypatch.setattr(sys, "path", [str(root.parent), *sys.path])
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
@@ -272,7 +272,7 @@ def demo_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         "    Path(path).write_bytes(PART.read_bytes())\n"
         "    if PART.read_bytes() == b'broken': raise ValueError('sha256 did not match')\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
     kept = sys.modules.pop(name, None)
     yield tmp_path
     sys.modules.pop(name, None)

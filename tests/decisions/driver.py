@@ -137,9 +137,7 @@ class World:
             )
         elif chat.credit <= 0:
             chat.state = "waiting"
-            self.tell(
-                c.CreditSpent(request=chat.request, cells=cells, generated=chat.generated)
-            )
+            self.tell(c.CreditSpent(request=chat.request, cells=cells, generated=chat.generated))
 
     def _hear(self, event: e.AnyEvent) -> None:
         match event:

@@ -146,7 +146,7 @@ def test_an_ill_typed_field_is_named(surface: str, field: str, problem: str) -> 
         ('"max_tokens":5', 5),
         ('"max_tokens":5.0', 5),
         ('"n_predict":6', 6),
-        ('"max_tokens":5,"max_completion_tokens":4,"n_predict":6', 4),
+        ('"max_tokens":5,"max_completion_tokens":4,"n_predict":6', 6),
         ('"max_tokens":5,"max_completion_tokens":null', 5),
         ('"max_completion_tokens":-1,"max_tokens":5', None),
         ('"max_tokens":0', 1),

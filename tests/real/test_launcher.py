@@ -17,7 +17,7 @@ from attrs import evolve
 
 from kvalet.actors import launcher
 from kvalet.actors.binaries import find_model
-from kvalet.actors.child import memory_root
+from kvalet.actors.child import memory_root, slot_directory
 from kvalet.actors.launcher import LaunchConfig
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
@@ -237,5 +237,5 @@ def test_the_server_dies_with_a_parent_that_is_killed(model: Path, tmp_path: Pat
     trio.run(wait_gone, pid)
     assert len(left) == 1
     # The next launch sweeps what the killed one could not remove.
-    with launcher.slot_directory():
+    with slot_directory():
         assert not any(path.exists() for path in left)

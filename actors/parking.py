@@ -1,0 +1,60 @@
+"""One chat's cells on their way out of the pool and back."""
+
+from __future__ import annotations
+
+import structlog
+
+from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol.errors import KvaletError
+from kvalet.protocol.ids import Cells, RequestId, SlotId
+
+
+class Berth:
+    """Where a parked chat's cells are kept: a file of the server's, or nowhere."""
+
+    def __init__(self, upstream: UpstreamClient, request: RequestId) -> None:
+        self._upstream = upstream
+        self._name = f"{request}.kv"
+        self._cells = Cells(0)
+        self._kept = False
+
+    async def move_out(self, slot: SlotId, save: bool) -> int | None:
+        """Empty the slot, saving its cells first if ``save``. Bytes saved, None for nothing.
+
+        What cannot be saved is computed again later; the chat itself goes on.
+        """
+        size: int | None = None
+        if save:
+            # Set first: cancelled in the middle of a save there is a file to delete.
+            self._kept = True
+            try:
+                saved = await self._upstream.save(slot, self._name)
+                self._cells, size = saved.cells, saved.size
+            except KvaletError as fault:
+                structlog.get_logger(__name__).warning(
+                    "not saved, will be computed again", slot=slot, why=str(fault)
+                )
+                self.forget()
+        await self._upstream.empty(slot)
+        return size
+
+    async def bring_back(self, slot: SlotId, whole: Cells) -> Cells:
+        """Put the cells into ``slot``; how many of ``whole`` the next leg should reuse."""
+        if not self._kept:
+            return whole
+        try:
+            await self._upstream.restore(slot, self._name)
+        except KvaletError as fault:
+            structlog.get_logger(__name__).warning(
+                "not restored, is computed again", slot=slot, why=str(fault)
+            )
+            return whole
+        finally:
+            self.forget()
+        return min(whole, self._cells)
+
+    def forget(self) -> None:
+        """Delete what was saved."""
+        if self._kept:
+            self._kept = False
+            self._upstream.forget(self._name)
