@@ -212,6 +212,7 @@ async def open_door(
             version=version("kvalet"),
             mode=config.mode,
             keys=keys,
+            debug=config.debug,
             keepalive_s=config.keepalive_s,
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,

@@ -76,6 +76,7 @@ class Config:
     ctx: int = attrs.field(default=8192, validator=_positive)
     mode: str = attrs.field(default="auto", validator=_one_of(*MODES))
     preempt: bool = True
+    debug: bool = False
     exact: str = attrs.field(default="off", validator=_one_of("auto", "off", "on"))
     api_key_file: Path | None = None
     state_dir: Path = attrs.field(factory=default_state_dir)

@@ -52,11 +52,13 @@ class Gate:
 
 @attrs.frozen(kw_only=True)
 class FrontConfig:
-    """What the front needs to know. ``keys``: accepted API keys; none means open."""
+    """What the front needs to know. ``keys``: accepted API keys, none means open;
+    ``debug`` lets a request wish for parks."""
 
     version: str
     mode: str
     keys: tuple[str, ...]
+    debug: bool
     keepalive_s: float
     first_token_s: float
     stall_s: float
@@ -117,8 +119,16 @@ class Front:
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,
             prefixes=self._prefixes,
+            park_every=self._forced(exchange.request.headers),
         )
         await Relay(exchange, request, self._ledger.open_mailbox(), wires).run()
+
+    def _forced(self, headers: dict[str, str]) -> int:
+        """Tokens between forced parks: a tester's wish, heard only in debug mode."""
+        wish = headers.get("kvalet-park-every", "0") if self._config.debug else "0"
+        if not wish.isdigit():
+            raise ClientFault(f"Kvalet-Park-Every must be a whole number, not {wish!r}")
+        return int(wish)
 
     async def _wait_ready(self) -> UpstreamClient:
         await self._ledger.wait_for(

@@ -25,7 +25,13 @@ from kvalet.actors.http_exchange import (
     error_body,
     reason,
 )
-from kvalet.protocol.errors import ClientFault, EnvironmentFault, KvaletError, ServerFault
+from kvalet.protocol.errors import (
+    ClientFault,
+    EnvironmentFault,
+    KvaletError,
+    ServerFault,
+    first_fault,
+)
 
 __all__ = ["App", "ClientGone", "Exchange", "HttpLimits", "Request", "error_body", "serve_http"]
 
@@ -230,7 +236,7 @@ class _Connection:
         except* ClientGone:
             pass
         except* KvaletError as faults:
-            fault = _first(faults)
+            fault = first_fault(faults)
         except* Exception:
             with trio.move_on_after(_LINGER_S, shield=True):
                 await self._answer_fault(exchange, KvaletError("internal error"))
@@ -282,11 +288,6 @@ class _Connection:
                 dropped += len(received)
         except trio.BrokenResourceError:
             return
-
-
-def _first(faults: BaseExceptionGroup[KvaletError]) -> KvaletError:
-    first = faults.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _check_framing(head: h11.Request, limits: HttpLimits) -> None:

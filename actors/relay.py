@@ -25,7 +25,7 @@ from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol import llama, notices, openai
-from kvalet.protocol.errors import JournalFault, KvaletError, ServerFault
+from kvalet.protocol.errors import JournalFault, KvaletError, ServerFault, first_fault
 from kvalet.protocol.ids import Cells, SlotId
 from kvalet.protocol.openai import KvaletUsage, ParsedRequest, Partial
 from kvalet.protocol.sse import SseEvent, SseSplitter
@@ -46,12 +46,7 @@ class Wires:
     first_token_s: float
     stall_s: float
     prefixes: Prefixes
-
-
-def first_fault(group: BaseExceptionGroup[KvaletError]) -> KvaletError:
-    """The first fault in a group, however deep."""
-    first = group.exceptions[0]
-    return first_fault(first) if isinstance(first, BaseExceptionGroup) else first
+    park_every: int
 
 
 def count(usage: KvaletUsage, **more: float) -> KvaletUsage:
@@ -135,6 +130,7 @@ class Relay:
                 cap=request.cap,
                 pausable=request.continuable,
                 seats=request.seats,
+                park_every=self._wires.park_every,
             )
         )
         self._tokens = await self._wires.upstream.count(request, Partial())

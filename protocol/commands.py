@@ -51,7 +51,10 @@ class OpenHouse(_Command, frozen=True, kw_only=True, tag="open-house"):
 
 
 class Arrive(_Command, frozen=True, kw_only=True, tag="arrive"):
-    """A request has come in. ``cap`` is its own token limit; ``seats`` the slots it needs."""
+    """A request has come in. ``cap`` is its own token limit; ``seats`` the slots it needs.
+
+    ``park_every``: park it after so many tokens even without need (a test's wish; 0: never).
+    """
 
     request: RequestId
     surface: str
@@ -59,6 +62,7 @@ class Arrive(_Command, frozen=True, kw_only=True, tag="arrive"):
     cap: int | None = None
     pausable: bool = True
     seats: int = 1
+    park_every: int = 0
 
 
 class PromptCounted(_Command, frozen=True, kw_only=True, tag="prompt-counted"):

@@ -60,6 +60,12 @@ class EnvironmentFault(KvaletError):
     status_hint = 503
 
 
+def first_fault(group: BaseExceptionGroup[KvaletError]) -> KvaletError:
+    """The first fault in a group, however deep."""
+    first = group.exceptions[0]
+    return first_fault(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 class JournalFault(KvaletError):
     """The journal cannot be read, or cannot be appended to."""
 

@@ -39,6 +39,7 @@ class RequestArrived(_Event, frozen=True, kw_only=True, tag="request.arrived"):
     cap: int | None
     pausable: bool
     seats: int
+    park_every: int = 0
 
 
 class PromptMeasured(_Event, frozen=True, kw_only=True, tag="prompt.counted"):

@@ -143,6 +143,7 @@ def _arrived(house: House, event: e.RequestArrived, at_ns: Nanos) -> House:
         cap=event.cap,
         pausable=event.pausable,
         seats=event.seats,
+        park_every=event.park_every,
     )
     return _count(_put(house, lease, order=order), requests=1)
 

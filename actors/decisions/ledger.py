@@ -23,15 +23,35 @@ def remaining(house: House, lease: Lease) -> int:
     return room if lease.cap is None else min(room, lease.cap - lease.generated)
 
 
-def block(house: House, lease: Lease, cells: Cells) -> Cells:
-    """Credit for the next leg: a share of what is free, never less than the smallest block.
+NEVER = 1 << 62
+
+
+def until_forced(lease: Lease, generated: int) -> int:
+    """Tokens until the next park that a test has wished for."""
+    return lease.park_every - generated % lease.park_every if lease.park_every else NEVER
+
+
+def is_forced(house: House, lease: Lease, generated: int) -> bool:
+    """Whether a test wishes this lease parked right here."""
+    return (
+        lease.park_every > 0
+        and generated > 0
+        and generated % lease.park_every == 0
+        and lease.parks < house.settings.resume_max
+    )
+
+
+def block(house: House, lease: Lease) -> Cells:
+    """Credit for the next leg of ``lease``, which stands at its leg's end: a share of what
+    is free, never less than the smallest block.
 
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
     short in a full one, and never hands more than half of what is free to one chat.
     """
     share = house.free // max(2, house.slots)
     least = min(house.settings.block_min, house.free)
-    return Cells(min(max(least, share), lease.prompt + remaining(house, lease) - cells))
+    left = min(remaining(house, lease), until_forced(lease, lease.generated))
+    return Cells(min(max(least, share), left))
 
 
 def fill(step: Step) -> None:
@@ -55,7 +75,7 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     spare = Cells(lease.granted - cells)
     if house.free + spare < least:
         return False
-    credit = Cells(max(block(house, lease, cells), least))
+    credit = Cells(max(block(house, replace_cells(lease, cells, generated)), least))
     granted = Cells(max(cells + credit, lease.granted))
     granted = Cells(min(granted, lease.granted + house.free))
     step.emit(
@@ -83,7 +103,7 @@ def _resume_head(step: Step) -> bool:
     slots = free_slots(house, lease)
     if slots is None:
         return False
-    left = remaining(house, lease)
+    left = min(remaining(house, lease), until_forced(lease, lease.generated))
     alone = house.granted_total == 0
     settings = house.settings
     credit = Cells(min(left, settings.block_min if alone else settings.quantum))
@@ -145,6 +165,7 @@ def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
         price = honest_price(house, lease)
         return Cells(price - lease.seats * lease.prompt) if price <= house.free else None
     settings = house.settings
+    left = min(left, until_forced(lease, 0))
     least = min(left, settings.block_min if feasible else settings.first_block)
     if lease.prompt + least > house.free:
         return None

@@ -34,6 +34,7 @@ def arrive(step: Step, command: c.Arrive) -> None:
             cap=command.cap,
             pausable=command.pausable,
             seats=command.seats,
+            park_every=command.park_every,
         )
     )
     if house.server.state in ("failed", "stopped"):
@@ -94,9 +95,12 @@ def spend(step: Step, command: c.CreditSpent) -> None:
     if left <= 0:
         ledger.end_full(step, lease, cells, generated)
         return
-    least = house.settings.block_min
+    if ledger.is_forced(house, lease, generated):
+        ledger.park(step, lease, cells, generated)
+        return
+    least = min(house.settings.block_min, ledger.until_forced(lease, generated))
     if command.stuck:
-        least = max(least, 2 * (lease.granted - lease.cells))
+        least = max(house.settings.block_min, 2 * (lease.granted - lease.cells))
     need = Cells(min(least, left))
     if not house.waiting and ledger.extend(step, lease, cells, generated, need):
         return

@@ -43,6 +43,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cap: int | None = None
     pausable: bool = True
     seats: int = 1
+    park_every: int = 0
     lease: LeaseId = LeaseId(0)
     slots: tuple[SlotId, ...] = ()
     prompt: Cells = Cells(0)
