@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -240,15 +240,21 @@ async def _chat(
                 answer.fail(f"status {response.status_code}: {text}")
             else:
                 async for piece in response.aiter_raw():
-                    for event in splitter.feed(piece):
-                        answer.hear(event, trio.current_time())
+                    _feed(answer, splitter, piece)
                     show()
     except (httpx.HTTPError, httpx.StreamError) as error:
         answer.fail(f"the connection broke: {str(error) or type(error).__name__}")
-    except ServerFault as error:
-        answer.fail(str(error))
     answer.end()
     show()
+
+
+def _feed(answer: _Answer, splitter: SseSplitter, piece: bytes) -> None:
+    """Garbage fails the chat; its stream is read to the end nevertheless."""
+    try:
+        for event in splitter.feed(piece):
+            answer.hear(event, trio.current_time())
+    except ServerFault as error:
+        answer.fail(str(error))
 
 
 def prompt_for(number: int) -> str:
@@ -299,7 +305,7 @@ def _base(url: str) -> str:
 @asynccontextmanager
 async def _opened(
     client: httpx.AsyncClient | None, api_key: str | None
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncGenerator[httpx.AsyncClient]:
     if client is not None:
         yield client
         return

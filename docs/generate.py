@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import click
 import msgspec
 
+from kvalet.actors.cli_options import settings_flags
 from kvalet.actors.config import ENV_PREFIX, Config
 from kvalet.actors.decisions.core import take
 from kvalet.actors.decisions.evolve import evolve
@@ -58,6 +60,7 @@ MEANINGS = {
     "first_token_s": "seconds of silence before a leg's first token that count as a stall",
     "stall_s": "seconds of silence after it that count as a stall",
     "keepalive_s": "seconds between two comments to a client that waits or is parked",
+    "debug": "lets a request ask for parks with the header `Kvalet-Park-Every`; for tests",
     "drain_s": "seconds that running answers get when kvalet is told to stop",
 }
 DEFAULTS = {"state_dir": "$XDG_STATE_HOME/kvalet"}
@@ -271,17 +274,30 @@ def lifecycle() -> str:
 
 def settings() -> str:
     """The table of settings."""
-    rows = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
+    rows = ["| setting | default | flag | environment | meaning |", "|---|---|---|---|---|"]
+    flags = flags_of_settings()
     for field in attrs.fields(Config):
         name = field.name
         default = DEFAULTS[name] if name in DEFAULTS else shown_default(field.default)
-        env = f"`{ENV_PREFIX}{name.upper()}`"
-        rows.append(
-            f"| `{name}` | {f'`{default}`' if default else 'none'} | {env} | {MEANINGS[name]} |"
-        )
+        env = ENV_PREFIX + name.upper()
+        columns = (code(name), code(default), code(flags.get(name, "")), code(env), MEANINGS[name])
+        rows.append(f"| {' | '.join(columns)} |")
     unknown = MEANINGS.keys() - {field.name for field in attrs.fields(Config)}
     assert not unknown, f"no such settings: {unknown}"
     return "\n".join([*rows, ""])
+
+
+def flags_of_settings() -> dict[str, str]:
+    """The flag of each setting that has one."""
+    command = click.Command("any", callback=settings_flags(lambda: None))
+    declared: list[click.Parameter] = getattr(command.callback, "__click_params__", [])
+    flags = {param.name or "": param.opts[-1] for param in declared}
+    return {**flags, "preempt": "--no-preempt", "server_args": "--"}
+
+
+def code(text: str) -> str:
+    """``text`` as code in a table; nothing stays nothing."""
+    return f"`{text}`" if text else ""
 
 
 def shown_default(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from kvalet.actors.decisions.evolve_server import evolve_server, opened
 from kvalet.actors.decisions.state import (
     ARRIVED,
     CLOSING,
@@ -19,7 +20,7 @@ from kvalet.actors.decisions.state import (
     House,
     Lease,
     Residue,
-    Server,
+    coming_of,
 )
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
@@ -69,7 +70,7 @@ def evolve(house: House, event: e.AnyEvent, at_ns: Nanos) -> House:
         case e.MethodDemoted():
             return replace(house, method="recompute", misses=0)
         case e.HouseOpened():
-            return _opened(house, event)
+            return opened(house, event)
         case (
             e.ServerPlanned()
             | e.ServerSpawned()
@@ -77,7 +78,7 @@ def evolve(house: House, event: e.AnyEvent, at_ns: Nanos) -> House:
             | e.ServerProbed()
             | e.ServerExited()
         ):
-            return _server(house, event)
+            return evolve_server(house, event)
         case e.JournalTorn() | e.NoticeTaken() | e.StreamStalled():
             return house
 
@@ -89,21 +90,18 @@ def fold(house: House, events: Iterable[e.AnyEvent], at_ns: Nanos) -> House:
     return house
 
 
-def _opened(house: House, event: e.HouseOpened) -> House:
-    return replace(
-        house,
-        settings=event.settings,
-        server=Server(),
-        cells=Cells(0),
-        slots=0,
-        headroom=Cells(0),
-        residue={},
-        residue_total=Cells(0),
-    )
-
-
 def _put(house: House, lease: Lease, **changes: Any) -> House:
-    return replace(house, leases={**house.leases, lease.request: lease}, **changes)
+    request = lease.request
+    old = house.leases.get(request)
+    coming, runners = coming_of(lease), lease.state == RUNNING
+    if old is not None:
+        coming = Cells(coming - coming_of(old))
+        runners -= old.state == RUNNING
+    if coming:
+        changes["coming"] = house.coming + coming
+    if runners:
+        changes["runners"] = house.runners + runners
+    return replace(house, leases={**house.leases, request: lease}, **changes)
 
 
 def _set(house: House, lease: Lease, **changes: Any) -> House:
@@ -175,11 +173,12 @@ def _granted(house: House, event: e.LeaseGranted, at_ns: Nanos) -> House:
         lease=event.lease,
         slots=event.slots,
         granted=event.granted,
-        cells=old.prompt,
+        cells=Cells(old.seats * old.prompt),
     )
     house = _put(
         house,
         lease,
+        erasing=_erase(house, event.request, event.erase),
         queue=_without(house.queue, event.request),
         holders=_take(house, event.request, event.slots),
         granted_total=Cells(house.granted_total + event.granted),
@@ -201,9 +200,15 @@ def _extended(house: House, event: e.LeaseExtended, at_ns: Nanos) -> House:
         need=Cells(0),
     )
     total = Cells(house.granted_total + event.granted - old.granted)
+    if event.erase:
+        house = replace(house, erasing=_erase(house, event.request, event.erase))
     if old.state == RUNNING:
         return _put(house, lease, granted_total=total)
     return _put(house, lease, granted_total=total, waiting=_without(house.waiting, event.request))
+
+
+def _erase(house: House, request: RequestId, slots: tuple[SlotId, ...]) -> dict[SlotId, RequestId]:
+    return {**house.erasing, **dict.fromkeys(slots, request)} if slots else house.erasing
 
 
 def _pressed(house: House, event: e.PoolPressed, at_ns: Nanos) -> House:
@@ -282,6 +287,7 @@ def _resumed(house: House, event: e.LeaseResumed, at_ns: Nanos) -> House:
     house = _put(
         house,
         lease,
+        erasing=_erase(house, event.request, event.erase),
         parked=_without(house.parked, event.request),
         holders=_take(house, event.request, event.slots),
         granted_total=Cells(house.granted_total + event.granted),
@@ -303,6 +309,7 @@ def _ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
         saved_bytes=0,
         ordered=False,
         end_reason=event.reason,
+        need=Cells(0),
         parked_ns=Nanos(old.parked_ns + (at_ns - old.since_ns if was_parked else 0)),
     )
     house = _put(
@@ -311,6 +318,8 @@ def _ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
         waiting=_without(house.waiting, event.request),
         parked=_without(house.parked, event.request),
         queue=_without(house.queue, event.request),
+        # Whoever is gone erases nothing any more; the slot may be taken as it is.
+        erasing={slot: who for slot, who in house.erasing.items() if who != event.request},
         saved_bytes=house.saved_bytes - (old.saved_bytes if was_parked else 0),
     )
     return _count(house, **{_kind(event.reason): 1}, ended_parked=int(was_parked))
@@ -336,6 +345,7 @@ def _released(house: House, event: e.LeaseReleased) -> House:
         leases=leases,
         holders=_leave_slots(house, lease),
         granted_total=Cells(house.granted_total - lease.granted),
+        coming=Cells(house.coming - coming_of(lease)),
     )
     if not event.residue:
         return house
@@ -355,47 +365,12 @@ def _cleared(house: House, slots: tuple[SlotId, ...]) -> House:
         return house
     residue = dict(house.residue)
     freed = sum(residue.pop(slot).cells for slot in gone)
-    return replace(house, residue=residue, residue_total=Cells(house.residue_total - freed))
-
-
-def _server(
-    house: House,
-    event: e.ServerPlanned | e.ServerSpawned | e.ServerReady | e.ServerProbed | e.ServerExited,
-) -> House:
-    server = house.server
-    match event:
-        case e.ServerPlanned():
-            server = Server(generation=event.generation, warnings=event.warnings)
-            return replace(house, server=server)
-        case e.ServerSpawned():
-            return replace(house, server=replace(server, pid=event.pid, url=event.url))
-        case e.ServerReady():
-            server = replace(
-                server,
-                generation=event.generation,
-                pid=event.pid,
-                url=event.url,
-                build=event.build,
-                model=event.model,
-                state="probing",
-            )
-            return replace(
-                house,
-                server=server,
-                cells=event.cells,
-                slots=event.slots,
-                headroom=event.headroom,
-                residue={},
-                residue_total=Cells(0),
-            )
-        case e.ServerProbed():
-            return replace(
-                house, server=replace(server, state="ready"), method=event.method, misses=0
-            )
-        case e.ServerExited():
-            state = "stopped" if event.planned else "failed"
-            server = replace(server, state=state, pid=None, reason=event.reason)
-            return replace(house, server=server)
+    return replace(
+        house,
+        residue=residue,
+        residue_total=Cells(house.residue_total - freed),
+        erasing={slot: who for slot, who in house.erasing.items() if slot not in gone},
+    )
 
 
 __all__ = ["FINISHED_REASONS", "evolve", "fold"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvalet.actors.decisions.state import HOLDING, PARKED, House
+from kvalet.actors.decisions.state import HOLDING, House, Lease
 from kvalet.protocol.ids import Cells
 
 
@@ -19,18 +19,19 @@ def peak(growing: list[tuple[Cells, int]]) -> int:
     return best
 
 
-def is_feasible(house: House, prompt: Cells, cap: int | None) -> bool:
+def is_feasible(house: House, newcomer: Lease) -> bool:
     """Whether a newcomer and every holder can reach their caps with no park at all.
 
     An uncapped lease, or a parked one that will come back, makes it infeasible.
     """
-    if cap is None or house.parked:
+    if newcomer.cap is None or house.parked:
         return False
-    growing: list[tuple[Cells, int]] = [(prompt, cap)]
+    seats = newcomer.seats
+    growing = [(Cells(seats * newcomer.prompt), seats * newcomer.cap)]
     for lease in house.leases.values():
-        if lease.state == PARKED or (lease.state in HOLDING and lease.cap is None):
-            return False
         if lease.state in HOLDING:
-            cap_left = (lease.cap or 0) - lease.generated
+            if lease.cap is None:
+                return False
+            cap_left = lease.cap - lease.generated
             growing.append((lease.cells, max(cap_left, lease.granted - lease.cells)))
     return peak(growing) <= house.limit

@@ -1,7 +1,7 @@
 """The house: everything the ledger knows, as one immutable value.
 
 ``House`` is the fold of the events and nothing else. Sums that every decision needs
-(``granted_total``, ``residue_total``) are kept beside the entries they are made of;
+(``granted_total``, ``coming``…) are kept beside the entries they are made of;
 ``recount`` makes them afresh and the tests compare the two after every step.
 """
 
@@ -104,6 +104,9 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Counters: ``order`` numbers everything that can be queued, ``last_lease`` the grants.
     ``waiting``, ``parked`` and ``queue`` name their leases in the order they are served.
+    ``erasing`` names the idle slots whose residue somebody is removing, and who does:
+    nobody else may take such a slot, or the erase would hit its new holder. ``coming`` are
+    the cells that come back without any further order, ``runners`` the running leases.
     """
 
     settings: Settings = Settings()
@@ -123,7 +126,10 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     residue: dict[SlotId, Residue] = {}
     holders: dict[SlotId, RequestId] = {}
     granted_total: Cells = Cells(0)
+    erasing: dict[SlotId, RequestId] = {}
     residue_total: Cells = Cells(0)
+    coming: Cells = Cells(0)
+    runners: int = 0
     saved_bytes: int = 0
     resident_read: Cells = Cells(0)
 
@@ -148,12 +154,21 @@ def holders(house: House) -> Iterator[Lease]:
     return (lease for lease in house.leases.values() if lease.state in HOLDING)
 
 
+def coming_of(lease: Lease) -> Cells:
+    """Cells that come back by themselves: of a park in progress, an ending, a victim."""
+    if lease.ordered or lease.state == PARKING or lease.state == CLOSING:
+        return lease.granted
+    return Cells(0)
+
+
 def recount(house: House) -> House:
     """The same house with every sum made afresh from its entries (for tests)."""
     held = [lease for lease in house.leases.values() if lease.state in HOLDING]
     return msgspec.structs.replace(
         house,
         granted_total=Cells(sum(lease.granted for lease in held)),
+        coming=Cells(sum(coming_of(lease) for lease in house.leases.values())),
+        runners=sum(lease.state == RUNNING for lease in house.leases.values()),
         residue_total=Cells(sum(left.cells for left in house.residue.values())),
         saved_bytes=sum(
             lease.saved_bytes for lease in house.leases.values() if lease.state == PARKED

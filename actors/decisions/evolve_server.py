@@ -1,0 +1,68 @@
+"""The server's part of ``evolve``: what a launch, its readiness and its end change.
+
+Cells live and die with the server's process, so the pool's figures do too.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvalet.actors.decisions.state import House, Server
+from kvalet.protocol import events as e
+from kvalet.protocol.ids import Cells
+
+ServerEvent = e.ServerPlanned | e.ServerSpawned | e.ServerReady | e.ServerProbed | e.ServerExited
+
+
+def opened(house: House, event: e.HouseOpened) -> House:
+    """A process took over: no server yet, and nothing of the former one's pool."""
+    return replace(_emptied(house), settings=event.settings, server=Server())
+
+
+def _emptied(house: House) -> House:
+    return replace(
+        house,
+        cells=Cells(0),
+        slots=0,
+        headroom=Cells(0),
+        residue={},
+        residue_total=Cells(0),
+        erasing={},
+        resident_read=Cells(0),
+    )
+
+
+def evolve_server(house: House, event: ServerEvent) -> House:
+    """The house after something happened to the server."""
+    server = house.server
+    match event:
+        case e.ServerPlanned():
+            server = Server(generation=event.generation, warnings=event.warnings)
+            return replace(house, server=server)
+        case e.ServerSpawned():
+            return replace(house, server=replace(server, pid=event.pid, url=event.url))
+        case e.ServerReady():
+            server = replace(
+                server,
+                generation=event.generation,
+                pid=event.pid,
+                url=event.url,
+                build=event.build,
+                model=event.model,
+                state="probing",
+            )
+            return replace(
+                _emptied(house),
+                server=server,
+                cells=event.cells,
+                slots=event.slots,
+                headroom=event.headroom,
+            )
+        case e.ServerProbed():
+            return replace(
+                house, server=replace(server, state="ready"), method=event.method, misses=0
+            )
+        case e.ServerExited():
+            state = "stopped" if event.planned else "failed"
+            server = replace(server, state=state, pid=None, reason=event.reason)
+            return replace(_emptied(house), server=server)
