@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -74,27 +74,40 @@ async def serve(
     keys = read_keys(config)
     check(config)
     async with open_ledger(config) as ledger:
-        gate = Gate()
         draining = trio.Event()
         async with trio.open_nursery() as house:
             house.start_soon(ledger.run)
-            async with trio.open_nursery() as guests:
-                server = await guests.start(start_server, config, ledger)
-                async with UpstreamClient(server) as upstream:
-                    await open_pool(config, ledger, upstream, server)
-                    async with trio.open_nursery() as helpers:
-                        helpers.start_soon(slots.run, upstream, ledger.tap(TAP_MAX), ledger.tell)
-                        helpers.start_soon(
-                            preemption.run, upstream, ledger.tell, partial(is_busy, ledger)
-                        )
-                        helpers.start_soon(watchdog.run, server, ledger.reports())
-                        gate.upstream = upstream
-                        await open_door(config, keys, ledger, gate, draining, task_status)
-                        await wait_closed(ledger)
-                        helpers.cancel_scope.cancel()
-                guests.cancel_scope.cancel()
+            await open_house(config, keys, ledger, draining, task_status)
             await wait_quiet(ledger)
             house.cancel_scope.cancel()
+
+
+async def open_house(
+    config: Config,
+    keys: tuple[str, ...],
+    ledger: Ledger,
+    draining: trio.Event,
+    task_status: trio.TaskStatus[Handle],
+) -> None:
+    """Open the door, bring the server up, and close both in the other order.
+
+    The door is open while the model loads: ``/health`` says so, and chats wait in line.
+    """
+    gate = Gate()
+    front = open_front(config, keys, ledger, gate)
+    async with AsyncExitStack() as stack, trio.open_nursery() as guests:
+        async with trio.open_nursery() as door:
+            host, port = await door.start(run_door, config, front, draining)
+            server = await guests.start(start_server, config, ledger)
+            upstream = await stack.enter_async_context(UpstreamClient(server))
+            gate.upstream = upstream
+            guests.start_soon(slots.run, upstream, ledger.tap(TAP_MAX), ledger.tell)
+            guests.start_soon(preemption.run, upstream, ledger.tell, partial(is_busy, ledger))
+            guests.start_soon(watchdog.run, server, ledger.reports())
+            await open_pool(config, ledger, upstream, server)
+            task_status.started(Handle(host=host, port=port, ledger=ledger, draining=draining))
+        await wait_closed(ledger)
+        guests.cancel_scope.cancel()
 
 
 def is_busy(ledger: Ledger) -> bool:
@@ -198,16 +211,9 @@ async def open_pool(
     await ledger.wait_for(lambda house: house.ready or house.server.state == "failed")
 
 
-async def open_door(
-    config: Config,
-    keys: tuple[str, ...],
-    ledger: Ledger,
-    gate: Gate,
-    draining: trio.Event,
-    task_status: trio.TaskStatus[Handle],
-) -> None:
-    """Serve HTTP until drained; running answers get ``drain_s`` to end."""
-    front = Front(
+def open_front(config: Config, keys: tuple[str, ...], ledger: Ledger, gate: Gate) -> Front:
+    """The front as configured."""
+    return Front(
         FrontConfig(
             version=version("kvalet"),
             mode=config.mode,
@@ -220,12 +226,21 @@ async def open_door(
         ledger,
         gate,
     )
+
+
+async def run_door(
+    config: Config,
+    front: Front,
+    draining: trio.Event,
+    *,
+    task_status: trio.TaskStatus[tuple[str, int]],
+) -> None:
+    """Serve HTTP until drained; running answers get ``drain_s`` to end."""
     limits = HttpLimits(body_bytes=config.body_max_mib * MIB)
     async with trio.open_nursery() as nursery:
         serving = partial(serve_http, front, limits=limits, draining=draining)
         bound = await nursery.start(serving, (config.host, config.port))
-        host, port = bound[0]
-        task_status.started(Handle(host=host, port=port, ledger=ledger, draining=draining))
+        task_status.started(bound[0])
         await draining.wait()
         nursery.cancel_scope.deadline = trio.current_time() + config.drain_s
 

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from kvalet.actors.client import JSON_HEADERS, SSE_HEADERS
+from kvalet.actors.decisions.state import House
 from kvalet.actors.decisions.status import status
 from kvalet.actors.http_exchange import Exchange
 from kvalet.actors.journal import READ_BYTES
@@ -18,9 +19,10 @@ from kvalet.actors.ledger import Ledger
 from kvalet.actors.prefixes import Prefixes
 from kvalet.actors.relay import Relay, Wires
 from kvalet.actors.upstream import UpstreamClient
+from kvalet.protocol import notices
 from kvalet.protocol.errors import ClientFault, ServerFault
 from kvalet.protocol.journal import Reader
-from kvalet.protocol.openai import parse_request
+from kvalet.protocol.openai import fault_event, parse_request
 
 SURFACES = {
     "/v1/chat/completions": "openai.chat",
@@ -110,7 +112,9 @@ class Front:
 
     async def _relay(self, exchange: Exchange, surface: str) -> None:
         request = parse_request(surface, exchange.request.body)
-        upstream = await self._wait_ready()
+        upstream = await self._wait_ready(exchange, request.streaming)
+        if upstream is None:
+            return
         config = self._config
         wires = Wires(
             ledger=self._ledger,
@@ -130,11 +134,30 @@ class Front:
             raise ClientFault(f"Kvalet-Park-Every must be a whole number, not {wish!r}")
         return int(wish)
 
-    async def _wait_ready(self) -> UpstreamClient:
-        await self._ledger.wait_for(
-            lambda house: house.server.state in ("ready", "failed", "stopped")
-        )
-        return self._ready()
+    async def _wait_ready(self, exchange: Exchange, streaming: bool) -> UpstreamClient | None:
+        """The server once it is ready; None when a stream already told its client otherwise."""
+        if self._is_settled(self._ledger.house):
+            return self._ready()
+        if not streaming:
+            await self._ledger.wait_for(self._is_settled)
+            return self._ready()
+        await exchange.start_stream(200, SSE_HEADERS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(repeat, exchange, notices.ADMISSION_WAIT, self._config.keepalive_s)
+            await self._ledger.wait_for(self._is_settled)
+            nursery.cancel_scope.cancel()
+        try:
+            upstream = self._ready()
+        except ServerFault as fault:
+            await exchange.send(fault_event(fault))
+            await exchange.finish()
+            return None
+        await exchange.send(notices.ADMISSION_DONE)
+        return upstream
+
+    def _is_settled(self, house: House) -> bool:
+        gone = house.server.state in ("failed", "stopped")
+        return gone or (house.ready and self._gate.upstream is not None)
 
     def _ready(self) -> UpstreamClient:
         house = self._ledger.house
@@ -173,7 +196,7 @@ class Front:
         after = int(given)
         await exchange.start_stream(200, SSE_HEADERS)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ping, exchange)
+            nursery.start_soon(repeat, exchange, b": ping\n\n", EVENT_PING_S)
             async for lines in follow(self._ledger, after):
                 await exchange.send(lines)
             nursery.cancel_scope.cancel()
@@ -196,11 +219,11 @@ def require(method: str, *allowed: str) -> None:
         )
 
 
-async def ping(exchange: Exchange) -> None:
-    """Comments that keep an idle event stream's connection open."""
+async def repeat(exchange: Exchange, comment: bytes, interval_s: float) -> None:
+    """Comments that keep a silent stream's connection open."""
     while True:
-        await trio.sleep(EVENT_PING_S)
-        await exchange.try_send_comment(b": ping\n\n")
+        await exchange.try_send_comment(comment)
+        await trio.sleep(interval_s)
 
 
 async def follow(ledger: Ledger, after: int) -> AsyncIterator[bytes]:

@@ -7,20 +7,22 @@ passes the head of a line.
 
 from __future__ import annotations
 
+import sys
+
 from msgspec.structs import replace
 
 from kvalet.actors.decisions.feasible import is_feasible
-from kvalet.actors.decisions.preemption import choose_victim, on_the_way
+from kvalet.actors.decisions.preemption import choose_victim
 from kvalet.actors.decisions.state import HOLDING, RUNNING, WAITING, House, Lease
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, LeaseId, SlotId
 
 
-def remaining(house: House, lease: Lease) -> int:
+def remaining(house: House, lease: Lease, generated: int) -> int:
     """Tokens this request may still generate: its own cap, or what the pool could hold."""
-    room = house.limit - lease.prompt - lease.generated
-    return room if lease.cap is None else min(room, lease.cap - lease.generated)
+    room = house.limit - lease.prompt - generated
+    return room if lease.cap is None else min(room, lease.cap - generated)
 
 
 NEVER = 1 << 62
@@ -41,16 +43,16 @@ def is_forced(house: House, lease: Lease, generated: int) -> bool:
     )
 
 
-def block(house: House, lease: Lease) -> Cells:
-    """Credit for the next leg of ``lease``, which stands at its leg's end: a share of what
-    is free, never less than the smallest block.
+def block(house: House, lease: Lease, generated: int) -> Cells:
+    """Credit for the next leg of ``lease``, which stands at ``generated`` tokens: a share of
+    what is free, never less than the smallest block.
 
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
     short in a full one, and never hands more than half of what is free to one chat.
     """
     share = house.free // max(2, house.slots)
     least = min(house.settings.block_min, house.free)
-    left = min(remaining(house, lease), until_forced(lease, lease.generated))
+    left = min(remaining(house, lease, generated), until_forced(lease, generated))
     return Cells(min(max(least, share), left))
 
 
@@ -75,7 +77,7 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     spare = Cells(lease.granted - cells)
     if house.free + spare < least:
         return False
-    credit = Cells(max(block(house, replace_cells(lease, cells, generated)), least))
+    credit = Cells(max(block(house, lease, generated), least))
     granted = Cells(max(cells + credit, lease.granted))
     granted = Cells(min(granted, lease.granted + house.free))
     step.emit(
@@ -103,7 +105,8 @@ def _resume_head(step: Step) -> bool:
     slots = free_slots(house, lease)
     if slots is None:
         return False
-    left = min(remaining(house, lease), until_forced(lease, lease.generated))
+    left = remaining(house, lease, lease.generated)
+    left = min(left, until_forced(lease, lease.generated))
     alone = house.granted_total == 0
     settings = house.settings
     credit = Cells(min(left, settings.block_min if alone else settings.quantum))
@@ -135,7 +138,7 @@ def grant(step: Step, lease: Lease) -> bool:
     slots = free_slots(house, lease)
     if slots is None:
         return False
-    feasible = is_feasible(house, lease.prompt, lease.cap)
+    feasible = is_feasible(house, lease)
     credit = first_credit(house, lease, feasible)
     if credit is None:
         return False
@@ -160,7 +163,7 @@ def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
     A chat that can be parked starts with a block; one that cannot is charged everything
     that it may generate, since nothing of it can be reclaimed.
     """
-    left = remaining(house, lease)
+    left = remaining(house, lease, 0)
     if not lease.pausable or not house.settings.preempt:
         price = honest_price(house, lease)
         return Cells(price - lease.seats * lease.prompt) if price <= house.free else None
@@ -186,10 +189,11 @@ def honest_price(house: House, lease: Lease) -> Cells:
 
 def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...] | None:
     """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
-    if house.slots - len(house.holders) < lease.seats:
+    taken = house.holders.keys() | house.erasing.keys()
+    if house.slots - len(taken) < lease.seats:
         return None
     common = dict(lease.affinity)
-    idle = [SlotId(slot) for slot in range(house.slots) if slot not in house.holders]
+    idle = [SlotId(slot) for slot in range(house.slots) if slot not in taken]
     idle.sort(
         key=lambda slot: (
             -common.get(slot, 0),
@@ -203,10 +207,15 @@ def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...] | None:
 def to_erase(house: House, more: Cells, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
     """Idle slots whose residue must go so that ``more`` granted cells really exist.
 
-    Least recently used first. The slots in ``taken`` give their residue up anyway.
+    Least recently used first. The slots in ``taken`` give their residue up anyway, and
+    what somebody else is erasing already is as good as gone.
     """
-    left = {slot: r for slot, r in house.residue.items() if slot not in taken}
-    over = house.granted_total + more + sum(r.cells for r in left.values()) - house.limit
+    over = house.granted_total + more + house.residue_total - house.limit
+    if over <= 0:
+        return ()
+    gone = (*taken, *house.erasing)
+    left = {slot: r for slot, r in house.residue.items() if slot not in gone}
+    over += sum(r.cells for r in left.values()) - house.residue_total
     erase: list[SlotId] = []
     for slot, residue in sorted(left.items(), key=lambda item: item[1].order):
         if over <= 0:
@@ -219,11 +228,15 @@ def to_erase(house: House, more: Cells, taken: tuple[SlotId, ...] = ()) -> tuple
 def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) -> None:
     """No block is free for ``asker``: park somebody, or end it when it fills the pool alone."""
     house = step.house
-    if on_the_way(house) + house.free >= least or not house.settings.preempt:
+    spare = asker.granted - cells
+    if house.coming + house.free + spare >= least:
         victim = None
     else:
         here = replace_cells(asker, cells, generated)
         victim = choose_victim(with_lease(house, here), here)
+        if victim is None and not house.runners - (asker.state == RUNNING):
+            # With nobody left to run, the limit on parks would end in a standstill.
+            victim = choose_victim(with_lease(without_limit(house), here), here)
         if victim is None and not _anyone_else(house, asker):
             end_full(step, asker, cells, generated)
             return
@@ -290,9 +303,7 @@ def revive(step: Step) -> None:
     The least sunk of the waiting is parked; a chat that waits alone fills the pool.
     """
     house = step.house
-    if not house.ready or not house.waiting or on_the_way(house):
-        return
-    if any(lease.state == RUNNING for lease in house.leases.values()):
+    if not house.waiting or house.runners or house.coming or not house.ready:
         return
     asker = house.leases[house.waiting[0]]
     press(step, asker, asker.cells, asker.generated, asker.need)
@@ -301,6 +312,11 @@ def revive(step: Step) -> None:
 def replace_cells(lease: Lease, cells: Cells, generated: int) -> Lease:
     """The lease as it stands now, at the end of its leg."""
     return replace(lease, cells=cells, generated=generated)
+
+
+def without_limit(house: House) -> House:
+    """A house in which nobody was parked too often (for a policy's eyes only)."""
+    return replace(house, settings=replace(house.settings, resume_max=sys.maxsize))
 
 
 def with_lease(house: House, lease: Lease) -> House:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvalet.actors.decisions.state import CLOSING, PARKING, RUNNING, WAITING, House, Lease
-from kvalet.protocol.ids import Cells
+from kvalet.actors.decisions.state import RUNNING, WAITING, House, Lease
 
 Policy = Callable[[House, Lease], Lease | None]
 
@@ -90,14 +89,3 @@ def choose_victim(house: House, asker: Lease) -> Lease | None:
         for lease in house.leases.values()
     )
     return victim if others else None
-
-
-def on_the_way(house: House) -> Cells:
-    """Cells that come back without any further order: parks in progress, endings, victims."""
-    return Cells(
-        sum(
-            lease.granted
-            for lease in house.leases.values()
-            if lease.ordered or lease.state in (PARKING, CLOSING)
-        )
-    )

@@ -32,7 +32,8 @@ def arrive(step: Step, command: c.Arrive) -> None:
             surface=command.surface,
             streaming=command.streaming,
             cap=command.cap,
-            pausable=command.pausable,
+            # Several answers share one request: none of them can be parked by itself.
+            pausable=command.pausable and command.seats == 1,
             seats=command.seats,
             park_every=command.park_every,
         )
@@ -56,12 +57,26 @@ def measure(step: Step, command: c.PromptCounted) -> None:
         return
     house = step.house
     lines = house.waiting or house.parked or house.queue
-    if lines or not house.ready or not ledger.grant(step, lease):
-        step.emit(e.LeaseQueued(request=lease.request, position=len(house.queue) + 1))
+    if not lines and house.ready and ledger.grant(step, lease):
+        return
+    place = len(house.queue) + 1
+    if place > house.settings.queue_max:
+        step.emit(
+            e.LeaseRefused(
+                request=lease.request,
+                code="queue_full",
+                needed=Cells(place),
+                limit=Cells(house.settings.queue_max),
+            )
+        )
+    else:
+        step.emit(e.LeaseQueued(request=lease.request, position=place))
 
 
 def refuse(house: House, lease: Lease) -> e.LeaseRefused | None:
-    """Why this request can never be served, or None."""
+    """Why this request can never be served, or None. A pool not known yet refuses nobody."""
+    if not house.cells:
+        return None
     needed = Cells(lease.seats * (lease.prompt + 1))
     if lease.seats > house.slots:
         return e.LeaseRefused(
@@ -74,13 +89,6 @@ def refuse(house: House, lease: Lease) -> e.LeaseRefused | None:
         return e.LeaseRefused(
             request=lease.request, code="prompt_too_large", needed=needed, limit=house.limit
         )
-    if len(house.queue) >= house.settings.queue_max:
-        return e.LeaseRefused(
-            request=lease.request,
-            code="queue_full",
-            needed=Cells(len(house.queue) + 1),
-            limit=Cells(house.settings.queue_max),
-        )
     return None
 
 
@@ -91,11 +99,12 @@ def spend(step: Step, command: c.CreditSpent) -> None:
     if lease is None or lease.state != RUNNING:
         return
     cells, generated = command.cells, command.generated
-    left = ledger.remaining(house, ledger.replace_cells(lease, cells, generated))
-    if left <= 0:
+    left = ledger.remaining(house, lease, generated)
+    if left <= 0 or not lease.pausable or not house.settings.preempt:
+        # What cannot be parked was charged all that it is permitted; there is no more.
         ledger.end_full(step, lease, cells, generated)
         return
-    if ledger.is_forced(house, lease, generated):
+    if not command.stuck and ledger.is_forced(house, lease, generated):
         ledger.park(step, lease, cells, generated)
         return
     least = min(house.settings.block_min, ledger.until_forced(lease, generated))
@@ -174,8 +183,8 @@ def release(step: Step, command: c.SlotSeen) -> None:
 
 
 def erased(step: Step, command: c.SlotErased) -> None:
-    """An idle slot's residue is gone. A slot with a holder by now is none of its business."""
-    if command.slot in step.house.residue:
+    """An idle slot's residue is gone. A report that nobody waits for changes nothing."""
+    if command.slot in step.house.erasing:
         step.emit(e.SlotCleared(slot=command.slot, cells=command.cells))
 
 
@@ -183,6 +192,8 @@ def judge_cache(step: Step, command: c.CacheSeen) -> None:
     """Compare what a resume reused with what it should have; three misses demote saving."""
     lease = step.house.leases.get(command.request)
     if lease is None or lease.state not in (RUNNING, WAITING):
+        return
+    if lease.recomputes >= lease.resumes:
         return
     short = command.expected - command.reused
     if short <= 0:

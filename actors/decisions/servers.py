@@ -8,6 +8,9 @@ from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells
 
+UP = ("probing", "ready")
+DOWN = ("failed", "stopped")
+
 
 def open_house(step: Step, command: c.OpenHouse) -> None:
     """A process takes the journal over: what was open is lost, nothing is repeated."""
@@ -29,7 +32,12 @@ def close_all(step: Step, reason: str) -> None:
 
 
 def plan(step: Step, command: c.LaunchPlanned) -> None:
-    """A launch is about to happen."""
+    """A launch is about to happen; what a former server held is gone with it."""
+    server = step.house.server
+    if command.generation < server.generation:
+        return
+    if server.state in UP:
+        close_all(step, "server-lost")
     step.emit(
         e.ServerPlanned(generation=command.generation, argv=command.argv, warnings=command.warnings)
     )
@@ -37,11 +45,22 @@ def plan(step: Step, command: c.LaunchPlanned) -> None:
 
 def spawn(step: Step, command: c.SpawnSeen) -> None:
     """The child exists."""
+    if command.generation != step.house.server.generation:
+        return
     step.emit(e.ServerSpawned(generation=command.generation, pid=command.pid, url=command.url))
 
 
 def ready(step: Step, command: c.ReadySeen) -> None:
-    """The server answers. Leases start once the park method is known."""
+    """The server answers. Leases start once the park method is known.
+
+    Who was queued for a larger pool than this one is refused now, or it would stand at
+    the head of the line for ever.
+    """
+    server = step.house.server
+    if command.generation < server.generation or server.state in UP:
+        return
+    if command.generation == server.generation and server.state in DOWN:
+        return
     step.emit(
         e.ServerReady(
             generation=command.generation,
@@ -54,11 +73,16 @@ def ready(step: Step, command: c.ReadySeen) -> None:
             pid=command.pid,
         )
     )
+    for request in step.house.queue:
+        refusal = requests.refuse(step.house, step.house.leases[request])
+        if refusal is not None:
+            step.emit(refusal)
 
 
 def probe(step: Step, command: c.ProbeSeen) -> None:
-    """The park method is settled; the pool opens."""
-    if command.generation != step.house.server.generation:
+    """The park method is settled; the pool opens. A dead server's probe opens nothing."""
+    server = step.house.server
+    if command.generation != server.generation or server.state not in UP:
         return
     step.emit(
         e.ServerProbed(
@@ -72,8 +96,12 @@ def probe(step: Step, command: c.ProbeSeen) -> None:
 
 
 def lose(step: Step, command: c.ExitSeen) -> None:
-    """The child is gone: all its leases are closed before anything else may be granted."""
-    if command.generation != step.house.server.generation:
+    """The child is gone: all its leases are closed before anything else may be granted.
+
+    Several watch over it, so its end may be reported again; the first report counts.
+    """
+    server = step.house.server
+    if command.generation != server.generation or server.state in DOWN:
         return
     step.emit(
         e.ServerExited(

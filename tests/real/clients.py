@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +15,15 @@ import attrs
 import httpx
 import trio
 
+from kvalet.actors import launcher
 from kvalet.actors.app import Handle, serve
+from kvalet.actors.binaries import find_model
 from kvalet.actors.config import Config
 from kvalet.actors.decisions.replay import audit
 from kvalet.actors.journal import read_journal
+from kvalet.actors.server import Server
+from kvalet.protocol.commands import Command
+from kvalet.protocol.events import AnyEvent
 
 PROMPTS = (
     "Write a long story about a fox and a river.",
@@ -65,9 +71,10 @@ async def listen(
     body: dict[str, Any],
     path: str = "/v1/chat/completions",
     headers: dict[str, str] | None = None,
+    heard: Heard | None = None,
 ) -> Heard:
-    """Stream one answer to its end."""
-    heard = Heard()
+    """Stream one answer to its end. A given ``heard`` can be watched meanwhile."""
+    heard = heard or Heard()
     async with (
         httpx.AsyncClient(timeout=None, trust_env=False) as client,
         client.stream("POST", url + path, json=body, headers=headers) as response,
@@ -101,6 +108,60 @@ def note(heard: Heard, line: str) -> None:
             heard.finish = choice.get("finish_reason") or heard.finish
 
 
+def forced(every: int) -> dict[str, str]:
+    """Headers that wish for a park every so many tokens."""
+    return {"Kvalet-Park-Every": str(every)}
+
+
+async def ask(
+    url: str,
+    body: dict[str, Any],
+    path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+) -> httpx.Response:
+    """One whole answer, not streamed."""
+    async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+        return await client.post(url + path, json={**body, "stream": False}, headers=headers)
+
+
+async def get(url: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    """What a GET says."""
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+        return await client.get(url, headers=headers)
+
+
+async def wait_gone(pid: int) -> None:
+    """Until the process has ended."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with trio.fail_after(5):
+        await trio.lowlevel.wait_readable(watched)
+    os.close(watched)
+
+
+def events_in(state_dir: Path) -> list[AnyEvent]:
+    """All events of a journal, in order."""
+    decisions = read_journal(state_dir / "journal.jsonl")
+    return [event for decision in decisions for event in decision.events]
+
+
+@asynccontextmanager
+async def llama_server(state_dir: Path, **settings: Any) -> AsyncIterator[Server]:
+    """A llama-server with the demo model and no kvalet in front."""
+    launch = launcher.LaunchConfig(
+        model=find_model(None, demo=True),
+        state_dir=state_dir,
+        **{"ctx": 512, "parallel": 4, **settings},
+    )
+    send, _receive = trio.open_memory_channel[Command](100)
+    async with trio.open_nursery() as nursery:
+        server: Server = await nursery.start(launcher.run, launch, send)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
 @asynccontextmanager
 async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
     """A whole kvalet with the demo model; afterwards its promises are checked.
@@ -108,7 +169,8 @@ async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
     The journal must replay to the same bytes, nothing may be left over, and the child's
     log may not hold the overflow that kvalet exists to prevent.
     """
-    config = Config(demo=True, port=0, debug=True, state_dir=state_dir)
+    demo = "attach" not in settings
+    config = Config(demo=demo, port=0, debug=True, state_dir=state_dir)
     config = attrs.evolve(config, **{"ctx": 512, "parallel": 4, **settings})
     async with trio.open_nursery() as nursery:
         handle = await nursery.start(serve, config)
@@ -122,5 +184,6 @@ async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
         handle.drain()
     report = audit(read_journal(config.journal_path))
     assert report.identical, report.first_difference
-    log = state_dir / "llama-server.log"
-    assert "Context size has been exceeded" not in log.read_text(errors="replace")
+    if demo:
+        log = state_dir / "llama-server.log"
+        assert "Context size has been exceeded" not in log.read_text(errors="replace")

@@ -1,0 +1,140 @@
+"""A lease can be left at every await: whatever is cancelled, every figure returns to zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+import kvalet.testing
+from kvalet import Parking, SchedulerConfig, SchedulerHandle, run_scheduler
+from kvalet.actors.decisions.state import House, recount
+
+WORKERS = 4
+TARGET = 80
+PROMPT = 16
+MOVING_S = 0.004
+STEP_S = 0.002
+
+
+async def work(handle: SchedulerHandle) -> None:
+    async with handle.lease(prompt=PROMPT, cap=TARGET) as lease:
+        generated = 0
+        while generated < TARGET:
+            step = min(lease.room, TARGET) - generated
+            await trio.sleep(step / 1000)
+            generated += step
+            if generated < TARGET and isinstance(await lease.extend(generated), Parking):
+                await trio.sleep(MOVING_S)
+                lease.freed(saved_bytes=lease.cells)
+                await lease.wait_resumed()
+                await trio.sleep(MOVING_S)
+        lease.finish(generated)
+
+
+def state_of(house: House, number: int) -> str:
+    lease = next((x for name, x in house.leases.items() if name == f"r{number}"), None)
+    return "gone" if lease is None else lease.state
+
+
+def assert_empty(house: House) -> None:
+    assert house.leases == {}
+    assert house.holders == {}
+    assert (house.queue, house.waiting, house.parked) == ((), (), ())
+    assert (house.granted_total, house.residue_total, house.saved_bytes) == (0, 0, 0)
+    assert recount(house) == house
+
+
+async def run_and_cancel(journal: Path, number: int, after_s: float) -> str:
+    """Four workers; the one called ``number`` is cancelled. Its state at that moment."""
+    config = SchedulerConfig(cells=128, slots=3, journal=journal)
+    scopes = [trio.CancelScope() for _ in range(WORKERS)]
+
+    async def cancellable(handle: SchedulerHandle, scope: trio.CancelScope) -> None:
+        with scope:
+            await work(handle)
+
+    async with trio.open_nursery() as nursery:
+        handle: SchedulerHandle = await nursery.start(run_scheduler, config)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as workers:
+                for scope in scopes:
+                    workers.start_soon(cancellable, handle, scope)
+                    # One after the other, so that worker 1 is r1.
+                    await trio.testing.wait_all_tasks_blocked()
+                await trio.sleep(after_s)
+                found = state_of(handle.house, number)
+                scopes[number - 1].cancel()
+        assert_empty(handle.house)
+        nursery.cancel_scope.cancel()
+    recording = kvalet.testing.assert_replays(journal)
+    assert len(recording.events("lease.released")) == WORKERS
+    assert recording.fold().totals.finished >= WORKERS - 1
+    assert all(house.granted_total <= house.limit for _, house in recording.steps())
+    return found
+
+
+def test_whoever_is_cancelled_at_whatever_moment_leaves_nothing_behind(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for number in range(1, WORKERS + 1):
+        moment, found = 0, ""
+        while found != "gone":
+            journal = tmp_path / f"{number}-{moment}.jsonl"
+            clock = MockClock(autojump_threshold=0)
+            found = trio.run(run_and_cancel, journal, number, moment * STEP_S, clock=clock)
+            seen.add(found)
+            moment += 1
+        assert moment > 20
+    assert seen >= {"queued", "running", "waiting", "parking", "parked", "gone"}
+
+
+async def test_a_grant_that_was_not_heard_of_is_given_back(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    config = SchedulerConfig(cells=128, slots=1, journal=tmp_path / "j.jsonl")
+    handle: SchedulerHandle = await nursery.start(run_scheduler, config)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with handle.lease(prompt=16):
+            raise AssertionError("never entered")
+    assert handle.house.totals.grants == 1
+    assert_empty(handle.house)
+
+
+async def test_an_answer_to_extend_that_was_not_heard_of_is_given_back(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    config = SchedulerConfig(cells=128, slots=1, journal=tmp_path / "j.jsonl")
+    handle: SchedulerHandle = await nursery.start(run_scheduler, config)
+    with trio.CancelScope() as scope:
+        async with handle.lease(prompt=16) as lease:
+            before = handle.house.granted_total
+            scope.cancel()
+            try:
+                await lease.extend(lease.room)
+            finally:
+                assert handle.house.granted_total > before
+    assert_empty(handle.house)
+
+
+async def test_a_resume_that_was_not_heard_of_is_given_back(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    config = SchedulerConfig(cells=128, slots=2, journal=tmp_path / "j.jsonl")
+    handle: SchedulerHandle = await nursery.start(run_scheduler, config)
+    async with trio.open_nursery() as workers:
+        workers.start_soon(work, handle)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            async with handle.lease(prompt=PROMPT) as lease:
+                while not isinstance(await lease.extend(lease.room), Parking):
+                    pass
+                lease.freed(saved_bytes=1)
+                while handle.house.totals.resumes == 0:
+                    await trio.sleep(STEP_S)
+                scope.cancel()
+                await lease.wait_resumed()
+    assert handle.house.totals.resumes == 1
+    assert_empty(handle.house)
