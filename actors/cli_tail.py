@@ -109,15 +109,12 @@ def read_file(
     opened = _open(path)
     try:
         while True:
-            # Only whole lines are trusted: a restart cuts an incomplete last one off.
-            os.lseek(opened, reader.offset, os.SEEK_SET)
-            reader.rest = b""
-            while chunk := os.read(opened, READ_BYTES):
-                yield from _entries(reader.feed(chunk))
+            yield from _read_on(opened, reader)
             if not follow:
                 break
             pause()
             if _is_replaced(path, opened, reader.offset):
+                yield from _read_on(opened, reader)
                 os.close(opened)
                 opened = _open(path)
                 reader = Reader()
@@ -172,6 +169,14 @@ def show(
         for entry in entries:
             if wanted.fits(entry):
                 say(line(entry, as_json=as_json))
+
+
+def _read_on(opened: int, reader: Reader) -> Iterator[Entry]:
+    # Only whole lines are trusted: a restart cuts an incomplete last one off.
+    os.lseek(opened, reader.offset, os.SEEK_SET)
+    reader.rest = b""
+    while chunk := os.read(opened, READ_BYTES):
+        yield from _entries(reader.feed(chunk))
 
 
 def _sleep() -> None:

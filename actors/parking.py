@@ -9,12 +9,17 @@ from kvalet.protocol.errors import KvaletError
 from kvalet.protocol.ids import Cells, RequestId, SlotId
 
 
+def file_name(request: RequestId) -> str:
+    """Where the server saves this request's cells, inside its slot directory."""
+    return f"{request}.kv"
+
+
 class Berth:
     """Where a parked chat's cells are kept: a file of the server's, or nowhere."""
 
     def __init__(self, upstream: UpstreamClient, request: RequestId) -> None:
         self._upstream = upstream
-        self._name = f"{request}.kv"
+        self._name = file_name(request)
         self._cells = Cells(0)
         self._kept = False
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from kvalet.actors.parking import file_name
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.commands import Command, SlotSeen
 from kvalet.protocol.errors import KvaletError
@@ -40,6 +41,8 @@ async def _close(
     residue = Cells(0)
     for slot in ended.slots:
         residue = Cells(max(residue, await _settle(upstream, slot, ended)))
+    # A save that was under way when the client left has ended by now.
+    upstream.forget(file_name(ended.request))
     tell(SlotSeen(request=ended.request, residue=residue if len(ended.slots) == 1 else Cells(0)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 
 import attrs
 import httpx
@@ -25,6 +26,7 @@ CONNECT_S = 5.0
 ACTION_S = 600.0
 """Slot actions wait for the slot to be idle and for a running prompt batch."""
 
+IDLE_LOOKS_S = (0.005, 0.02, 0.1)
 IDLE_POLL_S = 1.05
 
 
@@ -130,14 +132,15 @@ class UpstreamClient:
     async def wait_idle(self, slot: SlotId) -> Cells:
         """Return once the slot is idle, with the cells that stay in it.
 
-        Asked at most once a second after the first look: the server notices a closed
+        After the first looks it is asked at most once a second: the server notices a closed
         connection only in a second without any result, and asking is one.
         """
-        while True:
+        for pause_s in chain(IDLE_LOOKS_S, repeat(IDLE_POLL_S)):
             for state in await self.slots():
                 if state.id == slot and not state.is_processing:
                     return Cells(state.n_prompt_tokens)
-            await trio.sleep(IDLE_POLL_S)
+            await trio.sleep(pause_s)
+        raise AssertionError("the looks never end")
 
     def forget(self, name: str) -> None:
         """Delete a saved file; the server never does."""

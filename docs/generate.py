@@ -148,9 +148,7 @@ def section(title: str, struct: type[msgspec.Struct]) -> str:
 
 def tag_of(struct: type[msgspec.Struct]) -> str:
     """The name that ``struct`` has on disk."""
-    described = msgspec.inspect.type_info(struct)
-    assert isinstance(described, msgspec.inspect.StructType)
-    return str(described.tag)
+    return str(struct.__struct_config__.tag)
 
 
 def events_md() -> str:

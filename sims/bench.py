@@ -6,8 +6,6 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +32,7 @@ class Sizes:
     commands: int = 50_000
     repeats: int = 5
     burst_events: int = 40_000
-    paced_s: float = 3.0
+    paced_s: float = 5.0
     solo_tokens: int = 600
 
 
@@ -114,11 +112,9 @@ def main(only: str, quick: bool, as_json: bool, directory: Path | None) -> None:
     sizes = QUICK if quick else FULL
     found: list[Figure] = []
     fault: KvaletError | None = None
-    with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=directory)))
+    with tempfile.TemporaryDirectory(dir=directory) as place:
         try:
-            work = partial(measure, split_parts(only), sizes, place, _announce)
-            found = trio.run(work)
+            found = trio.run(measure, split_parts(only), sizes, Path(place), _announce)
         except* KvaletError as group:
             fault = first_fault(group)
     if fault is not None:

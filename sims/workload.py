@@ -21,7 +21,7 @@ from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
 
 Recording = list[tuple[Nanos, c.Command]]
 
-CELLS_PER_SLOT = 320
+CELLS_PER_SLOT = 240
 CHATS_PER_SLOT = 1.5
 """More people than seats, and more to say than cells: all the lines are in use."""
 LEAVERS = 0.03

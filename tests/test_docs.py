@@ -20,7 +20,11 @@ import pytest
 import kvalet
 from kvalet.actors import cli, front
 from kvalet.actors.config import structure
+from kvalet.actors.decisions.refusal import refusal
 from kvalet.protocol import notices
+from kvalet.protocol.events import LeaseRefused
+from kvalet.protocol.ids import Cells, RequestId
+from kvalet.protocol.openai import fault_body
 from kvalet.protocol.sse import SseSplitter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +83,10 @@ def section(page: str, heading: str) -> str:
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def string_constants(paths: list[Path], name: str) -> set[str]:
@@ -204,13 +212,14 @@ def test_a_configuration_that_is_shown_is_one(text: str) -> None:
     structure(tomllib.loads(text))
 
 
-def test_every_comment_that_the_relay_sends_is_described() -> None:
+def test_every_comment_that_is_sent_is_described() -> None:
     used = {
         node.attr
-        for node in ast.walk(ast.parse((ROOT / "actors/relay.py").read_text()))
-        if isinstance(node, ast.Attribute) and node.attr.isupper()
+        for path in (ROOT / "actors").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and last_name(node.value) == "notices"
     }
-    sent = {name: getattr(notices, name) for name in used if hasattr(notices, name)}
+    sent = {name: getattr(notices, name) for name in used if name.isupper()}
     assert sent
     told = section("docs/sse-comments.md", "What kvalet sends")
     assert [name for name, raw in sent.items() if f"`{raw.decode().strip()}`" not in told] == []
@@ -237,6 +246,15 @@ def test_every_route_is_described() -> None:
     told = section("docs/http.md", "Endpoints")
     routes = {*front.SURFACES, *front.READ_ONLY_POSTS, *front.PUBLIC}
     assert [route for route in sorted(routes) if route not in told] == []
+
+
+def test_the_error_that_is_shown_is_what_a_client_gets() -> None:
+    found = BLOCK.search(section("docs/http.md", "Errors"))
+    assert found is not None
+    event = LeaseRefused(
+        request=RequestId("r1"), code="prompt_too_large", needed=Cells(9000), limit=Cells(8188)
+    )
+    assert msgspec.json.decode(found[2]) == msgspec.json.decode(fault_body(refusal(event)))
 
 
 def test_every_error_code_is_described() -> None:

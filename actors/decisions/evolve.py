@@ -93,15 +93,16 @@ def fold(house: House, events: Iterable[e.AnyEvent], at_ns: Nanos) -> House:
 def _put(house: House, lease: Lease, **changes: Any) -> House:
     request = lease.request
     old = house.leases.get(request)
-    coming, runners = coming_of(lease), lease.state == RUNNING
-    if old is not None:
-        coming = Cells(coming - coming_of(old))
-        runners -= old.state == RUNNING
-    if coming:
-        changes["coming"] = house.coming + coming
-    if runners:
-        changes["runners"] = house.runners + runners
-    return replace(house, leases={**house.leases, request: lease}, **changes)
+    if old is None or old.state != lease.state:
+        runs, ran = lease.state == RUNNING, old is not None and old.state == RUNNING
+        changes["runners"] = house.runners + runs - ran
+    came = coming_of(old) if old is not None else 0
+    if came or lease.ordered or lease.state != RUNNING:
+        changes["coming"] = house.coming + coming_of(lease) - came
+    # A copy is three times as fast as {**leases, request: lease}.
+    leases = house.leases.copy()
+    leases[request] = lease
+    return replace(house, leases=leases, **changes)
 
 
 def _set(house: House, lease: Lease, **changes: Any) -> House:
@@ -116,7 +117,7 @@ def _count(house: House, **more: int) -> House:
 
 
 def _drop(house: House, request: RequestId) -> House:
-    leases = dict(house.leases)
+    leases = house.leases.copy()
     del leases[request]
     return replace(house, leases=leases, queue=_without(house.queue, request))
 
@@ -156,7 +157,7 @@ def _queued(house: House, event: e.LeaseQueued, at_ns: Nanos) -> House:
 
 
 def _take(house: House, request: RequestId, slots: tuple[SlotId, ...]) -> dict[SlotId, RequestId]:
-    taken = dict(house.holders)
+    taken = house.holders.copy()
     for slot in slots:
         taken[slot] = request
     return taken
@@ -211,6 +212,12 @@ def _erase(house: House, request: RequestId, slots: tuple[SlotId, ...]) -> dict[
     return {**house.erasing, **dict.fromkeys(slots, request)} if slots else house.erasing
 
 
+def _forget_eraser(erasing: dict[SlotId, RequestId], request: RequestId) -> dict[SlotId, RequestId]:
+    if request not in erasing.values():
+        return erasing
+    return {slot: who for slot, who in erasing.items() if who != request}
+
+
 def _pressed(house: House, event: e.PoolPressed, at_ns: Nanos) -> House:
     asker = house.leases[event.asker]
     if asker.state == RUNNING:
@@ -245,7 +252,10 @@ def _parking(house: House, event: e.LeaseParking, at_ns: Nanos) -> House:
 
 
 def _leave_slots(house: House, lease: Lease) -> dict[SlotId, RequestId]:
-    return {slot: who for slot, who in house.holders.items() if who != lease.request}
+    left = house.holders.copy()
+    for slot in lease.slots:
+        left.pop(slot, None)
+    return left
 
 
 def _parked(house: House, event: e.LeaseParked, at_ns: Nanos) -> House:
@@ -319,7 +329,7 @@ def _ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
         parked=_without(house.parked, event.request),
         queue=_without(house.queue, event.request),
         # Whoever is gone erases nothing any more; the slot may be taken as it is.
-        erasing={slot: who for slot, who in house.erasing.items() if who != event.request},
+        erasing=_forget_eraser(house.erasing, event.request),
         saved_bytes=house.saved_bytes - (old.saved_bytes if was_parked else 0),
     )
     return _count(house, **{_kind(event.reason): 1}, ended_parked=int(was_parked))
@@ -336,7 +346,7 @@ def _kind(reason: str) -> str:
 
 def _released(house: House, event: e.LeaseReleased) -> House:
     lease = house.leases[event.request]
-    leases = dict(house.leases)
+    leases = house.leases.copy()
     del leases[event.request]
     if not lease.slots:
         return replace(house, leases=leases)

@@ -50,10 +50,10 @@ def block(house: House, lease: Lease, generated: int) -> Cells:
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
     short in a full one, and never hands more than half of what is free to one chat.
     """
-    share = house.free // max(2, house.slots)
-    least = min(house.settings.block_min, house.free)
-    left = min(remaining(house, lease, generated), until_forced(lease, generated))
-    return Cells(min(max(least, share), left))
+    free, slots = house.free, house.slots
+    credit = max(free // (slots if slots > 2 else 2), min(house.settings.block_min, free))
+    credit = min(credit, remaining(house, lease, generated))
+    return Cells(min(credit, until_forced(lease, generated)) if lease.park_every else credit)
 
 
 def fill(step: Step) -> None:
@@ -74,12 +74,11 @@ def _serve_one(step: Step) -> bool:
 def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells) -> bool:
     """Extend ``lease``, which stands at ``cells``, if at least ``least`` cells are free."""
     house = step.house
-    spare = Cells(lease.granted - cells)
-    if house.free + spare < least:
+    most = lease.granted + house.free
+    if most - cells < least:
         return False
-    credit = Cells(max(block(house, lease, generated), least))
-    granted = Cells(max(cells + credit, lease.granted))
-    granted = Cells(min(granted, lease.granted + house.free))
+    credit = max(block(house, lease, generated), least)
+    granted = Cells(min(max(cells + credit, lease.granted), most))
     step.emit(
         e.LeaseExtended(
             request=lease.request,
@@ -102,8 +101,7 @@ def _extend_head(step: Step) -> bool:
 def _resume_head(step: Step) -> bool:
     house = step.house
     lease = house.leases[house.parked[0]]
-    slots = free_slots(house, lease)
-    if slots is None:
+    if not has_seats(house, lease):
         return False
     left = remaining(house, lease, lease.generated)
     left = min(left, until_forced(lease, lease.generated))
@@ -114,6 +112,7 @@ def _resume_head(step: Step) -> bool:
         return False
     credit = Cells(max(credit, min(left, (house.free - lease.cells) // max(2, house.slots))))
     granted = Cells(lease.cells + credit)
+    slots = free_slots(house, lease)
     step.emit(
         e.LeaseResumed(
             request=lease.request,
@@ -135,13 +134,13 @@ def _grant_head(step: Step) -> bool:
 def grant(step: Step, lease: Lease) -> bool:
     """Grant ``lease`` its slots and first credit, if both are there."""
     house = step.house
-    slots = free_slots(house, lease)
-    if slots is None:
+    if not has_seats(house, lease) or lease.seats * lease.prompt > house.free:
         return False
     feasible = is_feasible(house, lease)
     credit = first_credit(house, lease, feasible)
     if credit is None:
         return False
+    slots = free_slots(house, lease)
     granted = Cells(lease.seats * lease.prompt + credit)
     step.emit(
         e.LeaseGranted(
@@ -187,13 +186,16 @@ def honest_price(house: House, lease: Lease) -> Cells:
     return Cells(lease.seats * (lease.prompt + max(cap, 1)))
 
 
-def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...] | None:
+def has_seats(house: House, lease: Lease) -> bool:
+    """Whether enough slots are free for ``lease``. One that is being erased is not."""
+    return house.slots - len(house.holders) - len(house.erasing) >= lease.seats
+
+
+def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...]:
     """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
-    taken = house.holders.keys() | house.erasing.keys()
-    if house.slots - len(taken) < lease.seats:
-        return None
     common = dict(lease.affinity)
-    idle = [SlotId(slot) for slot in range(house.slots) if slot not in taken]
+    taken = (house.holders, house.erasing)
+    idle = [SlotId(slot) for slot in range(house.slots) if not any(slot in of for of in taken)]
     idle.sort(
         key=lambda slot: (
             -common.get(slot, 0),
@@ -234,7 +236,7 @@ def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) 
     else:
         here = replace_cells(asker, cells, generated)
         victim = choose_victim(with_lease(house, here), here)
-        if victim is None and not house.runners - (asker.state == RUNNING):
+        if victim is None and not house.coming and not others_run(house, asker):
             # With nobody left to run, the limit on parks would end in a standstill.
             victim = choose_victim(with_lease(without_limit(house), here), here)
         if victim is None and not _anyone_else(house, asker):
@@ -253,6 +255,11 @@ def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) 
         now = step.house.leases[victim.request]
         if now.state == WAITING:
             park(step, now, now.cells, now.generated)
+
+
+def others_run(house: House, asker: Lease) -> bool:
+    """Whether a lease other than ``asker`` is running."""
+    return house.runners > (asker.state == RUNNING)
 
 
 def _anyone_else(house: House, asker: Lease) -> bool:

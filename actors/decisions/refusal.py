@@ -9,24 +9,19 @@ from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
 def refusal(event: e.LeaseRefused) -> KvaletError:
     """The answer to a request that the ledger refused."""
     needed, limit = event.needed, event.limit
-    match event.code:
-        case "prompt_too_large":
-            return ClientFault(
-                f"the prompt needs {needed} cells, but the pool can hold {limit}; "
-                "shorten it or serve with a larger --ctx",
-                code=event.code,
-                fields={"n_prompt_tokens": needed, "n_ctx": limit},
-            )
-        case "too_many_choices":
-            return ClientFault(
-                f"the request needs {needed} slots at once, the server has {limit}",
-                code=event.code,
-            )
-        case "queue_full":
-            return ClientFault(
-                f"{limit} requests are waiting already; try again later",
-                status=429,
-                code=event.code,
-            )
-        case _:
-            return ServerFault("llama-server is not running", status=503, code=event.code)
+    if event.code == "prompt_too_large":
+        return ClientFault(
+            f"the prompt needs {needed} cells, but the pool can hold {limit}; "
+            "shorten it or serve with a larger --ctx",
+            code=event.code,
+            fields={"n_prompt_tokens": needed, "n_ctx": limit},
+        )
+    if event.code == "too_many_choices":
+        return ClientFault(
+            f"the request needs {needed} slots at once, the server has {limit}", code=event.code
+        )
+    if event.code == "queue_full":
+        return ClientFault(
+            f"{limit} requests are waiting already; try again later", status=429, code=event.code
+        )
+    return ServerFault("llama-server is not running", status=503, code=event.code)

@@ -141,7 +141,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def free(self) -> Cells:
         """Cells that are not granted to anybody. Residue counts as free: it can be erased."""
-        return Cells(self.limit - self.granted_total)
+        return Cells(self.cells - self.headroom - self.granted_total)
 
     @property
     def ready(self) -> bool:

@@ -73,6 +73,7 @@ class World:
     log: list[e.AnyEvent] = field(default_factory=list[e.AnyEvent])
     decisions: list[Decision] = field(default_factory=list[Decision])
     resident: dict[SlotId, int] = field(default_factory=dict[SlotId, int])
+    winding_down: set[SlotId] = field(default_factory=set[SlotId])
     purges: int = 0
     now: int = 0
     generation: int = 0
@@ -116,12 +117,12 @@ class World:
         self.tell(c.ExitSeen(generation=self.generation, code=-9, planned=False))
         assert promises.is_empty(self.house)
         self._later.clear()
-        self.resident = {}
+        self.resident, self.winding_down = {}, set()
 
     def reopen(self) -> None:
         """kvalet itself dies and starts again over its journal."""
         self._later.clear()
-        self.resident = {}
+        self.resident, self.winding_down = {}, set()
         self.generation = 0
         self.tell(c.OpenHouse(settings=self.settings))
         assert promises.is_empty(self.house)
@@ -152,6 +153,7 @@ class World:
         *,
         pausable: bool = True,
         seats: int = 1,
+        park_every: int = 0,
         leave_on: type[e.AnyEvent] | None = None,
     ) -> Chat:
         """A request comes in; its prompt is counted at once, or a little later with a seed."""
@@ -166,6 +168,7 @@ class World:
                 cap=cap,
                 pausable=pausable,
                 seats=seats,
+                park_every=park_every,
             )
         )
         counted = c.PromptCounted(request=name, prompt=Cells(prompt))
@@ -255,9 +258,10 @@ class World:
 
     def _weigh(self) -> None:
         """Nothing overflows: whoever holds a slot fits, and the server purges idle ones."""
-        held = sum(self.resident.get(slot, 0) for slot in self.house.holders)
+        working = self.winding_down | set(self.house.holders)
+        held = sum(self.resident.get(slot, 0) for slot in working)
         assert held <= self.cells - self.headroom, "the pool overflows"
-        for slot in sorted(set(self.resident) - set(self.house.holders)):
+        for slot in sorted(set(self.resident) - working):
             if sum(self.resident.values()) > self.cells:
                 self.purges += 1
                 del self.resident[slot]
@@ -306,6 +310,7 @@ class World:
         if not isinstance(event, e.LeaseExtended):
             chat.slots = event.slots
             for slot in event.slots:
+                assert slot not in self.winding_down, "a slot is given away before it is idle"
                 self.resident.pop(slot, None)
         chat.credit, chat.leg_start = event.credit, chat.generated
         chat.legs += 1
@@ -367,7 +372,10 @@ class World:
             return
         residue = Cells(0 if event.aborted or chat.seats > 1 else event.cells)
 
+        self.winding_down |= set(event.slots)
+
         def seen() -> None:
+            self.winding_down -= set(event.slots)
             self.resident.pop(event.slots[0], None)
             if residue:
                 self.resident[event.slots[0]] = residue

@@ -22,7 +22,7 @@ LEAVE_ON: list[type[e.AnyEvent] | None] = [
     *(e.LeaseResumed, e.LeaseEnded),
 ]
 BOUNDED = settings(
-    max_examples=2000,
+    max_examples=250,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -39,6 +39,7 @@ class Visitor:
     cap: int | None
     pausable: bool
     seats: int
+    park_every: int
     leave_on: type[e.AnyEvent] | None
     leave_after: int | None
 
@@ -51,6 +52,7 @@ visitors = st.builds(
     cap=st.one_of(st.none(), st.integers(1, 600)),
     pausable=st.sampled_from([True, True, True, False]),
     seats=st.sampled_from([1, 1, 1, 1, 2, 3]),
+    park_every=st.sampled_from([0, 0, 0, 7]),
     leave_on=st.sampled_from(LEAVE_ON),
     leave_after=st.one_of(st.none(), st.none(), st.integers(0, 300)),
 )
@@ -82,6 +84,7 @@ def play(world: World, workload: list[Visitor], troubles: dict[int, str]) -> Wor
                 visitor.cap,
                 pausable=visitor.pausable,
                 seats=visitor.seats,
+                park_every=visitor.park_every,
                 leave_on=visitor.leave_on,
             )
             if visitor.leave_after is not None:
@@ -157,7 +160,7 @@ def test_a_long_day_with_each_policy_leaves_nothing_behind(policy: str) -> None:
 
 @seed(20_250_103)
 @given(workload=workloads, number=st.integers(0, 1 << 20))
-@settings(BOUNDED, max_examples=300)
+@settings(BOUNDED, max_examples=60)
 def test_two_runs_decide_the_same_bytes(workload: list[Visitor], number: int) -> None:
     first, second = (World(cells=700, slots=3, seed=number).open() for _ in range(2))
 

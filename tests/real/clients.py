@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,23 @@ PROMPTS = (
 )
 
 
+class Bell:
+    """Wakes whoever waits for a client to hear something. Clients may share one."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        """Something has been heard."""
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until ``condition`` holds; it is looked at after every ring."""
+        while not condition():
+            await self._event.wait()
+
+
 @dataclass
 class Heard:
     """One streamed answer: its text, the data lines as they came, and the comments."""
@@ -49,6 +66,7 @@ class Heard:
     error: str = ""
     done: bool = False
     pieces: list[str] = field(default_factory=list[str])
+    bell: Bell = field(default_factory=Bell)
 
 
 def chat_body(prompt: str, tokens: int | None, **more: Any) -> dict[str, Any]:
@@ -85,6 +103,7 @@ async def listen(
             return heard
         async for line in response.aiter_lines():
             note(heard, line)
+            heard.bell.ring()
     return heard
 
 

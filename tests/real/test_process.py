@@ -22,6 +22,7 @@ from kvalet.actors.journal import read_journal
 from kvalet.protocol import events as e
 from tests.real.clients import (
     PROMPTS,
+    Bell,
     Heard,
     ask,
     chat_body,
@@ -85,10 +86,9 @@ async def cut_off(url: str, prompt: str, heard: Heard, every: int) -> None:
 
 
 async def wait_talking(heard: list[Heard], pieces: int) -> None:
-    """Until that much has been said in all."""
+    """Until that much has been said in all; the clients share a bell."""
     with trio.fail_after(60):
-        while sum(len(one.pieces) for one in heard) < pieces:
-            await trio.sleep(0.01)
+        await heard[0].bell.wait_for(lambda: sum(len(one.pieces) for one in heard) >= pieces)
 
 
 async def test_a_killed_kvalet_takes_its_child_along_and_goes_on_from_its_journal(
@@ -96,7 +96,8 @@ async def test_a_killed_kvalet_takes_its_child_along_and_goes_on_from_its_journa
 ) -> None:
     with serving(tmp_path) as first:
         pid = await child_pid(first.url)
-        everybody = [Heard() for _ in range(8)]
+        bell = Bell()
+        everybody = [Heard(bell=bell) for _ in range(8)]
         async with trio.open_nursery() as nursery:
             for number, heard in enumerate(everybody):
                 prompt = f"{number}: {PROMPTS[number % len(PROMPTS)]}"
@@ -143,7 +144,8 @@ async def test_a_killed_child_ends_every_chat_with_one_error_and_nothing_hangs(
     tmp_path: Path,
 ) -> None:
     async with kvalet(tmp_path) as front:
-        everybody = [Heard() for _ in range(7)]
+        bell = Bell()
+        everybody = [Heard(bell=bell) for _ in range(7)]
         whole: list[httpx.Response] = []
 
         async def ask_whole() -> None:

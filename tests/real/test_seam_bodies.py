@@ -38,8 +38,7 @@ class Seams:
         held = body["messages"][-1]["content"]
         # What has been sent may still be on its way to the client; more cannot come.
         with trio.move_on_after(CATCH_UP_S):
-            while len(heard.text) < len(held):
-                await trio.sleep(0.002)
+            await heard.bell.wait_for(lambda: len(heard.text) >= len(held))
         self.partials[body["messages"][0]["content"]].append(held)
         if heard.text != held:
             self.differences.append((held, heard.text))

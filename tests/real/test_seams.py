@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.real.clients import PROMPTS, Heard, chat_body, kvalet, listen
 
