@@ -18,7 +18,7 @@ import trio
 
 from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
-from kvalet.actors.config import Config, unstructure
+from kvalet.actors.config import DEFAULT_CTX, DEFAULT_PARALLEL, Config, unstructure
 from kvalet.actors.doctor import read_memory_available
 from kvalet.actors.front import Front, FrontConfig, Gate
 from kvalet.actors.http import serve_http
@@ -187,14 +187,16 @@ async def start_server(
 ) -> None:
     """Launch the child, or attach to a running server; returns when it has ended."""
     if config.attach is not None:
-        await attach.run(config.attach, None, None, ledger.reports(), task_status=task_status)
+        await attach.run(
+            config.attach, config.ctx, config.parallel, ledger.reports(), task_status=task_status
+        )
         return
     model = await trio.to_thread.run_sync(lambda: find_model(config.model, demo=config.demo))
     launch = launcher.LaunchConfig(
         model=Path(model),
         server_bin=config.server_bin,
-        ctx=config.ctx,
-        parallel=config.parallel,
+        ctx=config.ctx or DEFAULT_CTX,
+        parallel=config.parallel or DEFAULT_PARALLEL,
         preempt=config.preempt,
         extra_args=config.server_args,
         state_dir=config.state_dir,

@@ -265,7 +265,7 @@ def demo(
         console.print(f"kvalet's journal: {report.journal}", soft_wrap=True)
     if is_success(config, report):
         return 0
-    complain(f"kvalet did not finish every chat; see {report.journal}")
+    complain(f"not every chat got all its tokens through kvalet; see {report.journal}")
     return FOUND
 
 

@@ -21,6 +21,8 @@ from kvalet.actors.decisions.preemption import POLICIES
 from kvalet.protocol.commands import DEFAULT_FIRST_TOKEN_S, DEFAULT_STALL_S
 from kvalet.protocol.errors import ConfigFault
 
+DEFAULT_CTX = 8192
+DEFAULT_PARALLEL = 4
 MODES = ("auto", "proxy", "server")
 MODE_ALIASES = {"studio": "proxy"}
 ENV_PREFIX = "KVALET_"
@@ -39,8 +41,8 @@ def default_state_dir() -> Path:
     return Path(base).expanduser() / "kvalet"
 
 
-def _positive(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
-    if value <= 0:
+def _positive(_: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    if value is not None and value <= 0:
         raise ValueError(f"{attribute.name} must be positive, not {value}")
 
 
@@ -62,7 +64,8 @@ class Config:
     """The whole product's settings. Sizes are cells unless the name says otherwise.
 
     ``attach`` is the URL of a running llama-server; without it one is launched with
-    ``model``. ``ctx`` is the unified pool, ``parallel`` the slots that share it.
+    ``model``. ``ctx`` is the unified pool, ``parallel`` the slots that share it; left out,
+    a launch takes 8192 and 4, an attached server is believed.
     """
 
     model: Path | None = None
@@ -72,8 +75,8 @@ class Config:
     server_args: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = attrs.field(default=8383, validator=_not_negative)
-    parallel: int = attrs.field(default=4, validator=_positive)
-    ctx: int = attrs.field(default=8192, validator=_positive)
+    parallel: int | None = attrs.field(default=None, validator=_positive)
+    ctx: int | None = attrs.field(default=None, validator=_positive)
     mode: str = attrs.field(default="auto", validator=_one_of(*MODES))
     preempt: bool = True
     debug: bool = False

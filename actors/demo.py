@@ -23,6 +23,7 @@ from kvalet.actors.decisions.launch import child_environment, round_cells
 from kvalet.actors.journal import read_journal
 from kvalet.actors.server import Server
 from kvalet.protocol.commands import Command
+from kvalet.protocol.errors import ConfigFault
 from kvalet.protocol.events import LeaseParked, ServerReady
 
 PROMPT_CELLS_MAX: Final = 64
@@ -76,8 +77,14 @@ OnPart = Callable[[str, BenchReport], None]
 async def run_demo(config: DemoConfig, watch: Watch, on_part: OnPart | None = None) -> DemoReport:
     """Run the three parts one after the other; ``on_part`` hears each result.
 
-    Raises EnvironmentFault when the machine lacks a server or the model.
+    Raises ConfigFault when one chat alone would outgrow the pool, EnvironmentFault when the
+    machine lacks a server or the model.
     """
+    if config.tokens + PROMPT_CELLS_MAX > config.ctx:
+        raise ConfigFault(
+            f"{config.tokens} tokens and a prompt do not fit into {config.ctx} cells even alone: "
+            "lower --tokens or raise --ctx"
+        )
     model = await trio.to_thread.run_sync(
         lambda: find_model(config.model, demo=config.model is None)
     )

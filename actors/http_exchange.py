@@ -11,11 +11,11 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 import h11
-import msgspec
 import trio
 from attrs import field, frozen
 from attrs.validators import gt
 
+from kvalet.protocol import openai_errors
 from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -74,12 +74,9 @@ class ClientGone(Exception):
 
 def error_body(error: KvaletError) -> bytes:
     """``error`` as JSON in the OpenAI dialect: message, type, code and the fault's own numbers."""
-    code = error.code if isinstance(error, ClientFault | ServerFault) else "internal"
-    fields = error.fields if isinstance(error, ClientFault) else {}
-    kind = "invalid_request_error" if error.status_hint < 500 else "server_error"
-    return msgspec.json.encode(
-        {"error": {**fields, "message": str(error), "type": kind, "code": code}}
-    )
+    if isinstance(error, ClientFault | ServerFault):
+        return openai_errors.fault_body(error)
+    return openai_errors.error_body(str(error), status=error.status_hint, code="internal")
 
 
 def reason(status: int) -> bytes:

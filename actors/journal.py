@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -36,6 +37,7 @@ class Journal:
         self._descriptor = descriptor
         self._dirty = False
         self._appended = trio.Event()
+        self._failed = trio.Event()
 
     def append(self, decisions: list[Decision]) -> None:
         """Write ``decisions`` at the end, all or nothing.
@@ -44,7 +46,14 @@ class Journal:
         """
         if self.failure is not None:
             raise JournalFault(self.failure)
-        lines = b"".join(encode(decision) for decision in decisions)
+        self.write(b"".join(encode(decision) for decision in decisions))
+        self.seq = decisions[-1].seq
+        self._dirty = True
+        self._appended.set()
+        self._appended = trio.Event()
+
+    def write(self, lines: bytes) -> None:
+        """Write whole lines at the end, all or nothing. Raises JournalFault."""
         try:
             written = os.write(self._descriptor, lines)
             if written < len(lines):
@@ -53,24 +62,28 @@ class Journal:
             self._fail(f"cannot append to {self.path}: {error}")
             raise JournalFault(f"cannot append to {self.path}: {error}") from error
         self.size += len(lines)
-        self.seq = decisions[-1].seq
-        self._dirty = True
-        self._appended.set()
-        self._appended = trio.Event()
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        # A half-written line would be a corrupt middle line for the next start.
-        os.ftruncate(self._descriptor, self.size)
+        # A half-written line would be in the way of whoever repairs the disk; where it
+        # cannot be cut off now, the next start takes it for a torn tail.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, self.size)
+        self._appended.set()
+        self._failed.set()
 
     async def wait_appended(self, seq: int) -> None:
         """Return once a decision after ``seq`` is in the file."""
         while self.seq <= seq and self.failure is None:
             await self._appended.wait()
 
+    async def wait_failed(self) -> None:
+        """Return once the journal takes nothing more; ``failure`` says why."""
+        await self._failed.wait()
+
     async def run_sync(self) -> None:
-        """Sync what was appended, at most every ``SYNC_INTERVAL_S``, until cancelled."""
-        while True:
+        """Sync what was appended, at most every ``SYNC_INTERVAL_S``, until cancelled or failed."""
+        while self.failure is None:
             await trio.sleep(SYNC_INTERVAL_S)
             if self._dirty:
                 self._dirty = False
@@ -78,7 +91,6 @@ class Journal:
                     await trio.to_thread.run_sync(os.fdatasync, self._descriptor)
                 except OSError as error:
                     self._fail(f"cannot sync {self.path}: {error}")
-                    self._appended.set()
 
     def close(self) -> None:
         """Sync and close; the lock goes with it."""
@@ -92,9 +104,23 @@ class Journal:
 def open_journal(path: Path, header: Header) -> tuple[Journal, House, int]:
     """The journal at ``path``, the house folded from it, and the bytes of a torn tail cut off.
 
-    Raises JournalFault for a corrupt line (with its position) and EnvironmentFault when
-    another process holds the journal or the directory cannot be written.
+    A journal that has grown too large is set aside first and a fresh one begun. Raises
+    JournalFault for a corrupt line (with its position) or a full disk, and EnvironmentFault
+    when another process holds the journal or the directory cannot be written.
     """
+    descriptor = _open_locked(path)
+    try:
+        if os.fstat(descriptor).st_size > ROTATE_BYTES:
+            _rotate(path)
+            full, descriptor = descriptor, _open_locked(path)
+            os.close(full)
+        return _take_over(path, descriptor, header)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _open_locked(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -103,35 +129,32 @@ def open_journal(path: Path, header: Header) -> tuple[Journal, House, int]:
             f"cannot open the journal {path}: {error}; choose another --state-dir"
         ) from error
     try:
-        return _take_over(path, descriptor, header)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _take_over(path: Path, descriptor: int, header: Header) -> tuple[Journal, House, int]:
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        os.close(descriptor)
         raise EnvironmentFault(
             f"{path} is in use by another kvalet; stop it or choose another --state-dir"
         ) from error
-    if os.fstat(descriptor).st_size > ROTATE_BYTES:
-        _rotate(path)
-        os.close(descriptor)
-        return open_journal(path, header)
+    return descriptor
+
+
+def _take_over(path: Path, descriptor: int, header: Header) -> tuple[Journal, House, int]:
     reader = Reader()
     house = House()
     for decision in _read_all(descriptor, reader):
-        house = fold(house, decision.events, decision.at_ns)
+        try:
+            house = fold(house, decision.events, decision.at_ns)
+        except KeyError as error:
+            raise JournalFault(
+                f"line {reader.lines} (seq {decision.seq}) does not follow from the lines "
+                f"before it: {error} is unknown"
+            ) from error
     torn = len(reader.rest)
     if torn:
         os.ftruncate(descriptor, reader.offset)
     journal = Journal(path, descriptor, reader.offset, reader.seq)
     if reader.header is None:
-        line = encode(header)
-        os.write(descriptor, line)
-        journal.size = len(line)
+        journal.write(encode(header))
     return journal, house, torn
 
 

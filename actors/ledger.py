@@ -86,7 +86,9 @@ class Ledger:
 
     def close_mailbox(self, mailbox: Mailbox) -> None:
         """The request's task is over; later events about it have no reader."""
-        self._mailboxes.pop(mailbox.request, None)
+        channel = self._mailboxes.pop(mailbox.request, None)
+        if channel is not None:
+            channel.close()
 
     def tap(self, size: int) -> trio.MemoryReceiveChannel[AnyEvent]:
         """All events from now on. ``size`` bounds how far the reader may lag."""
@@ -101,6 +103,16 @@ class Ledger:
 
     async def run(self) -> None:
         """Decide until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_journal)
+            await self._decide_all()
+
+    async def _watch_journal(self) -> None:
+        # A sync that fails in the background must not wait for the next command.
+        await self.journal.wait_failed()
+        self._fail_closed()
+
+    async def _decide_all(self) -> None:
         while True:
             batch = [await self._inbox.receive()]
             while len(batch) < BATCH_MAX:
@@ -146,8 +158,13 @@ class Ledger:
         self._announce()
 
     def _hand_out(self, event: AnyEvent) -> None:
-        for channel in self._taps:
-            channel.send_nowait(event)
+        for channel in [*self._taps]:
+            try:
+                channel.send_nowait(event)
+            except trio.BrokenResourceError:
+                # Its reader has gone home; that is no reason to decide nothing more.
+                self._taps.remove(channel)
+                channel.close()
         for name in ("request", "asker"):
             request = getattr(event, name, None)
             mailbox = self._mailboxes.get(request) if request is not None else None

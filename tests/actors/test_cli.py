@@ -101,6 +101,7 @@ def test_the_version_is_printed(capsys: Captured) -> None:
         (["serve", "--port", "x"], "'x' is not a valid integer"),
         (["serve", "m.gguf"], "unexpected extra argument (m.gguf)"),
         (["serve"], "name a model"),
+        (["bench"], "Missing argument 'URL'"),
         (["serve", "--demo", "--attach", "http://x"], "--attach uses a running server"),
         (["config", "--mode", "fast"], ""),
         (["--config", "/nowhere/k.toml", "config"], "cannot read the configuration"),
@@ -332,6 +333,11 @@ def test_the_verdict_says_when_nothing_was_proved() -> None:
     assert told.startswith("stock finished 0 of 4, kvalet 4 of 4 in the same 2048 cells, at 93%")
     assert "nothing was proved" not in told
     assert "nothing was proved" in verdict(DemoConfig(), demo_of(part(4), part(4)))
+
+
+def test_a_demo_whose_single_chat_outgrows_the_pool_is_refused(capsys: Captured) -> None:
+    assert run(["demo", "--ctx", "512", "--tokens", "500"]) == 2
+    assert "do not fit into 512 cells" in capsys.readouterr().err
 
 
 def test_the_demo_says_how_long_it_may_take() -> None:

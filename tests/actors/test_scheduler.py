@@ -31,9 +31,16 @@ from kvalet.actors.decisions.state import House, recount
 SOON_S = 60.0
 
 
+def small_pool(journal: Path) -> SchedulerConfig:
+    """Small blocks, so that a handful of tokens makes a story."""
+    return SchedulerConfig(
+        cells=128, slots=2, block_min=4, first_block=8, quantum=8, journal=journal
+    )
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> SchedulerConfig:
-    return SchedulerConfig(cells=128, slots=2, journal=tmp_path / "journal.jsonl")
+    return small_pool(tmp_path / "journal.jsonl")
 
 
 @pytest.fixture
@@ -241,7 +248,7 @@ async def test_a_lease_that_cannot_be_parked_is_charged_whole_and_never_parked(
         await trio.sleep(0.5)
         assert log == []
         lease.finish(40)
-    assert log == ["finished"]
+    assert log[-1] == "finished"
     parked = kvalet.testing.load_journal(config.journal).events("lease.parked", lease.request)
     assert parked == []
 
@@ -268,7 +275,7 @@ async def test_calls_out_of_turn_are_refused(handle: SchedulerHandle) -> None:
 
 
 async def hold(handle: SchedulerHandle, until: trio.Event) -> None:
-    async with handle.lease(prompt=16, cap=40, pausable=False):
+    async with handle.lease(prompt=16, cap=12):
         await until.wait()
 
 

@@ -13,10 +13,16 @@ from kvalet import Parking, SchedulerConfig, SchedulerHandle, run_scheduler
 from kvalet.actors.decisions.state import House, recount
 
 WORKERS = 4
-TARGET = 80
+TARGET = 60
 PROMPT = 16
-MOVING_S = 0.004
-STEP_S = 0.002
+MOVING_S = 0.006
+STEP_S = 0.005
+
+
+def small_pool(journal: Path, slots: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        cells=128, slots=slots, block_min=4, first_block=8, quantum=8, journal=journal
+    )
 
 
 async def work(handle: SchedulerHandle) -> None:
@@ -49,7 +55,7 @@ def assert_empty(house: House) -> None:
 
 async def run_and_cancel(journal: Path, number: int, after_s: float) -> str:
     """Four workers; the one called ``number`` is cancelled. Its state at that moment."""
-    config = SchedulerConfig(cells=128, slots=3, journal=journal)
+    config = small_pool(journal, slots=3)
     scopes = [trio.CancelScope() for _ in range(WORKERS)]
 
     async def cancellable(handle: SchedulerHandle, scope: trio.CancelScope) -> None:
@@ -86,14 +92,14 @@ def test_whoever_is_cancelled_at_whatever_moment_leaves_nothing_behind(tmp_path:
             found = trio.run(run_and_cancel, journal, number, moment * STEP_S, clock=clock)
             seen.add(found)
             moment += 1
-        assert moment > 20
+        assert moment > 10
     assert seen >= {"queued", "running", "waiting", "parking", "parked", "gone"}
 
 
 async def test_a_grant_that_was_not_heard_of_is_given_back(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    config = SchedulerConfig(cells=128, slots=1, journal=tmp_path / "j.jsonl")
+    config = small_pool(tmp_path / "j.jsonl", slots=1)
     handle: SchedulerHandle = await nursery.start(run_scheduler, config)
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -106,7 +112,7 @@ async def test_a_grant_that_was_not_heard_of_is_given_back(
 async def test_an_answer_to_extend_that_was_not_heard_of_is_given_back(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    config = SchedulerConfig(cells=128, slots=1, journal=tmp_path / "j.jsonl")
+    config = small_pool(tmp_path / "j.jsonl", slots=1)
     handle: SchedulerHandle = await nursery.start(run_scheduler, config)
     with trio.CancelScope() as scope:
         async with handle.lease(prompt=16) as lease:
@@ -122,7 +128,7 @@ async def test_an_answer_to_extend_that_was_not_heard_of_is_given_back(
 async def test_a_resume_that_was_not_heard_of_is_given_back(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    config = SchedulerConfig(cells=128, slots=2, journal=tmp_path / "j.jsonl")
+    config = small_pool(tmp_path / "j.jsonl", slots=2)
     handle: SchedulerHandle = await nursery.start(run_scheduler, config)
     async with trio.open_nursery() as workers:
         workers.start_soon(work, handle)

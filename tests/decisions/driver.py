@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvalet.actors.decisions.core import take
 from kvalet.actors.decisions.evolve import fold
@@ -317,7 +318,7 @@ class World:
         chat.erasing = len(event.erase)
         chat.state = "erasing"
         for slot in event.erase:
-            self._in(self._soon(1), lambda slot=slot: self._erase(chat, slot))
+            self._in(self._soon(1), partial(self._erase, chat, slot))
         if not event.erase:
             self._go(chat)
         if isinstance(event, e.LeaseResumed):

@@ -35,6 +35,10 @@ PROMPTS = (
 )
 
 
+ONE_THREAD = ("-t", "1")
+"""Threads that wait for one another crawl on a machine with more to do than cores."""
+
+
 class Bell:
     """Wakes whoever waits for a client to hear something. Clients may share one."""
 
@@ -172,7 +176,7 @@ async def llama_server(state_dir: Path, **settings: Any) -> AsyncIterator[Server
     launch = launcher.LaunchConfig(
         model=find_model(None, demo=True),
         state_dir=state_dir,
-        **{"ctx": 512, "parallel": 4, **settings},
+        **{"ctx": 512, "parallel": 4, "extra_args": ONE_THREAD, **settings},
     )
     send, _receive = trio.open_memory_channel[Command](100)
     async with trio.open_nursery() as nursery:
@@ -190,7 +194,9 @@ async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
     """
     demo = "attach" not in settings
     config = Config(demo=demo, port=0, debug=True, state_dir=state_dir)
-    config = attrs.evolve(config, **{"ctx": 512, "parallel": 4, **settings})
+    config = attrs.evolve(
+        config, **{"ctx": 512, "parallel": 4, "server_args": ONE_THREAD, **settings}
+    )
     async with trio.open_nursery() as nursery:
         handle = await nursery.start(serve, config)
         yield handle

@@ -20,14 +20,14 @@ KVALET = (sys.executable, "-P", "-m", "kvalet")
 
 def test_chats_that_kill_a_stock_server_finish_through_kvalet(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    argv = [*KVALET, "demo", "--json", "--chats", "2", "--tokens", "220", "--ctx", "256"]
+    argv = [*KVALET, "demo", "--json", "--chats", "2", "--tokens", "150", "--ctx", "256"]
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["stock"]["finished"] == 0
     errors = {chat["error"] for chat in report["stock"]["chats"]}
     assert errors == {"Context size has been exceeded."}
-    assert [chat["tokens"] for chat in report["kvalet"]["chats"]] == [220, 220]
+    assert [chat["tokens"] for chat in report["kvalet"]["chats"]] == [150, 150]
     assert report["roomy"]["failed"] == 0
     assert sum(chat["parks"] for chat in report["kvalet"]["chats"]) >= 1
     assert 0 < report["granted_at_first_park"] <= 1

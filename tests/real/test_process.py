@@ -21,6 +21,7 @@ from kvalet.actors.decisions.replay import audit, replay
 from kvalet.actors.journal import read_journal
 from kvalet.protocol import events as e
 from tests.real.clients import (
+    ONE_THREAD,
     PROMPTS,
     Bell,
     Heard,
@@ -55,7 +56,7 @@ class Serving:
 def serving(state_dir: Path) -> Iterator[Serving]:
     """``kvalet serve`` with the demo model, until the block ends."""
     argv = [sys.executable, "-m", "kvalet", "serve", "--demo", "--port", "0"]
-    argv += ["--ctx", "512", "--parallel", "4", "--state-dir", str(state_dir)]
+    argv += ["--ctx", "512", "--parallel", "4", "--state-dir", str(state_dir), "--", *ONE_THREAD]
     env = {name: value for name, value in os.environ.items() if not name.startswith("KVALET_")}
     with subprocess.Popen(
         argv,
@@ -118,11 +119,11 @@ async def test_a_killed_kvalet_takes_its_child_along_and_goes_on_from_its_journa
         pid = await child_pid(second.url)
         last = Heard()
         async with trio.open_nursery() as nursery:
-            body = chat_body(PROMPTS[0], 60)
+            body = chat_body(PROMPTS[0], 40)
             nursery.start_soon(lambda: listen(second.url, body, heard=last))
-            await wait_talking([last], 5)
+            await wait_talking([last], 3)
             second.process.send_signal(signal.SIGTERM)
-        assert (last.finish, last.usage["completion_tokens"], last.done) == ("length", 60, True)
+        assert (last.finish, last.usage["completion_tokens"], last.done) == ("length", 40, True)
         assert await trio.to_thread.run_sync(second.process.wait, 20) == 0
         await wait_gone(pid)
         assert not second.slot_directories()

@@ -6,31 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.clients import PROMPTS, Heard, chat_body, kvalet, listen
+from tests.real.clients import PROMPTS, Heard, chat_body, forced, kvalet, listen
 
 pytestmark = pytest.mark.real
 
 CUTS = (*range(1, 13), 14, 16, 18, 20, 22, 24, 26, 28)
 """Tokens before a park: 20 different points, dense where templates and words begin."""
 
+MORE = 4
+"""Tokens that follow after the last cut."""
+
 
 async def test_a_lone_chat_gives_the_same_bytes_whether_parked_or_not(tmp_path: Path) -> None:
     async with kvalet(tmp_path, ctx=512, parallel=2) as server:
         for prompt in PROMPTS:
-            whole = await listen(server.url, chat_body(prompt, max(CUTS) + 4))
-            for cut in CUTS:
-                parked = await listen(
-                    server.url,
-                    chat_body(prompt, cut + 4),
-                    headers={"Kvalet-Park-Every": str(cut)},
-                )
-                assert whole.text.startswith(parked.text)
-                assert parked.text == whole.text[: len(parked.text)]
-                assert parked.usage["kvalet"]["parks"] >= 1
-                assert parked.usage["kvalet"]["recomputes"] == 0
-                assert parked.usage["completion_tokens"] == cut + 4
-                assert parked.comments["preempt-paused"] == parked.comments["preempt-resumed"]
-                assert one_identity(parked)
+            await compare(server.url, prompt, CUTS)
+
+
+async def test_the_same_holds_when_the_server_counts_its_threads_itself(tmp_path: Path) -> None:
+    async with kvalet(tmp_path, ctx=512, parallel=2, server_args=()) as server:
+        for prompt in PROMPTS:
+            await compare(server.url, prompt, (3, 10))
+
+
+async def compare(url: str, prompt: str, cuts: tuple[int, ...]) -> None:
+    """Park the chat at each of ``cuts`` and compare it with the one that was never parked."""
+    whole = await listen(url, chat_body(prompt, max(cuts) + MORE))
+    for cut in cuts:
+        parked = await listen(url, chat_body(prompt, cut + MORE), headers=forced(cut))
+        assert parked.text == whole.text[: len(parked.text)]
+        assert len(parked.text) > 0
+        assert parked.usage["kvalet"]["parks"] >= 1
+        assert parked.usage["kvalet"]["recomputes"] == 0
+        assert parked.usage["completion_tokens"] == cut + MORE
+        assert parked.comments["preempt-paused"] == parked.comments["preempt-resumed"]
+        assert one_identity(parked)
 
 
 def one_identity(heard: Heard) -> bool:
