@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import click
 import trio
@@ -79,7 +78,7 @@ def _announce(handle: Handle) -> None:
     sys.stdout.flush()
 
 
-def ready_line(handle: Any) -> str:
+def ready_line(handle: Handle) -> str:
     """The one line that says where requests are taken, and by what."""
     house = handle.ledger.house
     method = house.method if house.settings.preempt else "none"

@@ -16,6 +16,7 @@ import attrs
 import cattrs
 from cattrs import transform_error
 from cattrs.errors import ClassValidationError
+from cattrs.v import format_exception
 
 from kvalet.actors.decisions.preemption import POLICIES
 from kvalet.protocol.commands import DEFAULT_FIRST_TOKEN_S, DEFAULT_STALL_S
@@ -129,7 +130,10 @@ def _to_bool(value: Any, _: Any) -> bool:
 def _to_int(value: Any, _: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
         raise ValueError(f"{value!r} is not a whole number")
-    return int(value)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a whole number") from None
 
 
 converter = _converter()
@@ -143,8 +147,15 @@ def structure(values: Mapping[str, Any]) -> Config:
     try:
         return converter.structure(values, Config)
     except ClassValidationError as error:
-        problems = [problem.replace(" @ $", " at ") for problem in transform_error(error)]
-        raise ConfigFault(problems) from error
+        problems = transform_error(error, path="", format_exception=_problem)
+        raise ConfigFault([problem.removesuffix(" @ ") for problem in problems]) from error
+
+
+def _problem(error: BaseException, kind: type | None) -> str:
+    """One problem in words: a validator's own, else what cattrs makes of it."""
+    if isinstance(error, ValueError) and error.args:
+        return str(error)
+    return format_exception(error, kind)
 
 
 def load_file(path: Path) -> dict[str, Any]:

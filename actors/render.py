@@ -113,11 +113,8 @@ def _growth(event: GrowthEvent) -> str:
                 f"credit {event.credit}{_erased(event.erase)}"
             )
         case e.PoolPressed():
-            way_out = (
-                "cells are on their way back"
-                if event.victim is None
-                else f"{event.victim} is to be parked"
-            )
+            who = "it" if event.victim == event.asker else event.victim
+            way_out = f"{who} is to be parked" if who else "cells are on their way back"
             return f"{event.asker} is {event.short} cells short: {way_out}"
         case e.LeaseEnded():
             cut = ", its stream was cut" if event.aborted else ""

@@ -33,6 +33,8 @@ def evolve(house: House, event: e.AnyEvent, at_ns: Nanos) -> House:
     match event:
         case e.LeaseExtended():
             return _extended(house, event, at_ns)
+        case e.PoolPressed():
+            return _pressed(house, event, at_ns)
         case e.LeaseGranted():
             return _granted(house, event, at_ns)
         case e.RequestArrived():
@@ -44,8 +46,6 @@ def evolve(house: House, event: e.AnyEvent, at_ns: Nanos) -> House:
             return _queued(house, event, at_ns)
         case e.LeaseRefused():
             return _count(_drop(house, event.request), refused=1)
-        case e.PoolPressed():
-            return _pressed(house, event, at_ns)
         case e.LeaseParking():
             return _parking(house, event, at_ns)
         case e.LeaseParked():

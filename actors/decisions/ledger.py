@@ -43,23 +43,24 @@ def is_forced(house: House, lease: Lease, generated: int) -> bool:
     )
 
 
-def block(house: House, lease: Lease, generated: int) -> Cells:
-    """Credit for the next leg of ``lease``, which stands at ``generated`` tokens: a share of
+def block(house: House, left: int) -> int:
+    """Credit for the next leg of a chat that may generate ``left`` tokens more: a share of
     what is free, never less than the smallest block.
 
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
     short in a full one, and never hands more than half of what is free to one chat.
     """
     free, slots = house.free, house.slots
-    credit = max(free // (slots if slots > 2 else 2), min(house.settings.block_min, free))
-    credit = min(credit, remaining(house, lease, generated))
-    return Cells(min(credit, until_forced(lease, generated)) if lease.park_every else credit)
+    share = free // (slots if slots > 2 else 2)
+    least = min(house.settings.block_min, free)
+    return min(share if share > least else least, left)
 
 
 def fill(step: Step) -> None:
     """Hand out what is free, in the order of the lines, until a head does not fit."""
-    while step.house.ready and _serve_one(step):
-        pass
+    if step.house.ready:
+        while _serve_one(step):
+            pass
 
 
 def _serve_one(step: Step) -> bool:
@@ -77,7 +78,10 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     most = lease.granted + house.free
     if most - cells < least:
         return False
-    credit = max(block(house, lease, generated), least)
+    left = remaining(house, lease, generated)
+    if lease.park_every:
+        left = min(left, until_forced(lease, generated))
+    credit = max(block(house, left), least)
     granted = Cells(min(max(cells + credit, lease.granted), most))
     step.emit(
         e.LeaseExtended(

@@ -104,10 +104,12 @@ def spend(step: Step, command: c.CreditSpent) -> None:
         # What cannot be parked was charged all that it is permitted; there is no more.
         ledger.end_full(step, lease, cells, generated)
         return
-    if not command.stuck and ledger.is_forced(house, lease, generated):
-        ledger.park(step, lease, cells, generated)
-        return
-    least = min(house.settings.block_min, ledger.until_forced(lease, generated))
+    least = house.settings.block_min
+    if lease.park_every and not command.stuck:
+        if ledger.is_forced(house, lease, generated):
+            ledger.park(step, lease, cells, generated)
+            return
+        least = min(least, ledger.until_forced(lease, generated))
     if command.stuck:
         least = max(house.settings.block_min, 2 * (lease.granted - lease.cells))
     need = Cells(min(least, left))

@@ -282,7 +282,7 @@ async def test_one_connection_too_many_is_refused(nursery: trio.Nursery) -> None
         (
             lambda: ExceptionGroup("from a nursery", [ClientFault("no", status=404, code="gone")]),
             404,
-            {"code": "gone", "type": "invalid_request_error"},
+            {"code": "gone", "type": "not_found_error"},
         ),
     ],
 )

@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ def written(path: Path, count: int = 3) -> bytes:
 
 
 @contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
+def file_size_limit(size: int) -> Generator[None]:
     """Files may not grow beyond ``size`` bytes: to a writer, a disk that is full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -137,7 +137,7 @@ def test_a_missing_line_is_told_by_its_number(path: Path) -> None:
     lines = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
 
-    with pytest.raises(JournalFault, match="line 3 at byte .* has seq 3, expected 2"):
+    with pytest.raises(JournalFault, match=r"line 3 at byte \d+ has seq 3, expected 2"):
         open_journal(path, HEADER)
 
 

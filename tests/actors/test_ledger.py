@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -49,8 +49,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.journal.close()
 
 
+def has_guests(house: House) -> bool:
+    return bool(house.leases)
+
+
 @asynccontextmanager
-async def running(ledger: Ledger) -> AsyncIterator[None]:
+async def running(ledger: Ledger) -> AsyncGenerator[None]:
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ledger.run)
@@ -221,7 +225,7 @@ async def test_a_failed_ledger_ends_everybody_and_takes_nobody_new() -> None:
     mailbox, tap = ledger.open_mailbox(), ledger.tap(1)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ledger.wait_for, lambda house: bool(house.leases))
+            nursery.start_soon(ledger.wait_for, has_guests)
             nursery.start_soon(ledger.run)
             await wait_all_tasks_blocked()
             ledger.tell(arrive(mailbox))

@@ -98,6 +98,7 @@ def test_a_park_that_saves_nothing_does_not_speak_of_saving() -> None:
     ("victim", "told"),
     [
         (RequestId("r2"), "r1 is 40 cells short: r2 is to be parked"),
+        (RequestId("r1"), "r1 is 40 cells short: it is to be parked"),
         (None, "r1 is 40 cells short: cells are on their way back"),
     ],
 )

@@ -45,7 +45,8 @@ def config(tmp_path: Path) -> SchedulerConfig:
 
 @pytest.fixture
 async def handle(config: SchedulerConfig, nursery: trio.Nursery) -> SchedulerHandle:
-    return await nursery.start(run_scheduler, config)
+    started: SchedulerHandle = await nursery.start(run_scheduler, config)
+    return started
 
 
 def is_empty(house: House) -> bool:
@@ -55,8 +56,11 @@ def is_empty(house: House) -> bool:
     return not any(lines) and not any(sums) and recount(house) == house
 
 
-async def work(handle: SchedulerHandle, prompt: int, target: int, log: list[str]) -> None:
+async def work(
+    handle: SchedulerHandle, prompt: int, target: int, log: list[str] | None = None
+) -> None:
     """A worker that decodes a token a millisecond and does as it is told."""
+    log = [] if log is None else log
     async with handle.lease(prompt=prompt, cap=target) as lease:
         generated = 0
         while generated < target:
@@ -160,7 +164,7 @@ async def test_a_queue_that_is_full_says_so(tmp_path: Path, nursery: trio.Nurser
     config = SchedulerConfig(cells=128, slots=1, queue_max=1, journal=tmp_path / "j.jsonl")
     handle: SchedulerHandle = await nursery.start(run_scheduler, config)
     async with handle.lease(prompt=1), trio.open_nursery() as waiting:
-        waiting.start_soon(work, handle, 1, 5, [])
+        waiting.start_soon(work, handle, 1, 5)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(ClientFault) as caught:
             async with handle.lease(prompt=1):
@@ -206,7 +210,7 @@ async def test_a_parked_lease_comes_back_with_what_it_saved(
     handle: SchedulerHandle, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as workers:
-        workers.start_soon(work, handle, 16, 100, [])
+        workers.start_soon(work, handle, 16, 100)
         await trio.testing.wait_all_tasks_blocked()
         async with handle.lease(prompt=16) as lease:
             parking = await spend_until_parking(lease)
@@ -226,7 +230,7 @@ async def test_cells_that_were_dropped_count_as_recomputed(
     handle: SchedulerHandle, autojump_clock: MockClock
 ) -> None:
     async with trio.open_nursery() as workers:
-        workers.start_soon(work, handle, 16, 100, [])
+        workers.start_soon(work, handle, 16, 100)
         async with handle.lease(prompt=16) as lease:
             await spend_until_parking(lease)
             lease.freed()
@@ -310,7 +314,7 @@ async def test_a_scheduler_that_is_cancelled_with_its_workers_records_that_they_
     async with trio.open_nursery() as nursery:
         handle: SchedulerHandle = await nursery.start(run_scheduler, config)
         for _ in range(4):
-            nursery.start_soon(work, handle, 16, 80, [])
+            nursery.start_soon(work, handle, 16, 80)
         await trio.sleep(0.05)
         assert not is_empty(handle.house)
         nursery.cancel_scope.cancel()

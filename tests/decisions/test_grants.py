@@ -147,8 +147,7 @@ def test_more_choices_than_slots_are_refused_with_both_numbers() -> None:
 def test_a_full_queue_refuses_but_a_free_slot_does_not(longest: int) -> None:
     world = World(slots=1, settings=c.Settings(queue_max=longest)).open()
     world.arrive(10, 100)
-    for _ in range(longest + 1):
-        last = world.arrive(10, 10)
+    *_, last = [world.arrive(10, 10) for _ in range(longest + 1)]
 
     assert len(world.house.queue) == longest
     assert world.house.holders == {0: "r1"}

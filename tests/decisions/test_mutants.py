@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvalet.actors.decisions.state import House, recount
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import events as e
-from kvalet.protocol.ids import Cells, Nanos
+from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
 from tests.decisions.driver import World
 
 EVOLVE = "kvalet.actors.decisions.evolve"
@@ -90,7 +90,10 @@ def a_slot_is_given_away_before_it_is_seen_idle(patch: pytest.MonkeyPatch) -> No
 
 
 def the_slot_of_an_erase_is_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(f"{EVOLVE}._erase", lambda house, request, slots: house.erasing)
+    def erase(house: House, *_: object) -> dict[SlotId, RequestId]:
+        return house.erasing
+
+    patch.setattr(f"{EVOLVE}._erase", erase)
 
 
 PLANTS: list[Plant] = [

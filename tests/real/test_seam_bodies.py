@@ -57,8 +57,8 @@ async def test_beside_neighbours_no_character_is_lost_or_doubled(
         ):
             with trio.fail_after(120):
                 async with trio.open_nursery() as nursery:
-                    for prompt, every in zip(PROMPTS[:3], (3, 7, 11), strict=True):
-                        body = chat_body(prompt, 60)
+                    for prompt, every in zip(PROMPTS[:3], (3, 6, 9), strict=True):
+                        body = chat_body(prompt, 40)
                         ask = partial(listen, heard=seams.hear(prompt), headers=forced(every))
                         nursery.start_soon(ask, front.url, body)
     assert seams.differences == []
@@ -66,7 +66,7 @@ async def test_beside_neighbours_no_character_is_lost_or_doubled(
         parks = heard.usage["kvalet"]["parks"]
         assert heard.error == ""
         assert heard.finish == "length"
-        assert heard.usage["completion_tokens"] == 60
+        assert heard.usage["completion_tokens"] == 40
         assert parks >= 4
         assert len(seams.partials[prompt]) >= parks
         assert heard.text.startswith(seams.partials[prompt][-1])
