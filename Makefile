@@ -121,6 +121,6 @@ endef
 $(LINKS)/.linked: Makefile
 	@mkdir -p $(LINKS)
 	@for room in actors protocol sims; do ln -sfn ../../../$$room $(LINKS)/$$room; done
-	@for file in __init__.py __main__.py; do \
+	@for file in __init__.py __main__.py testing.py; do \
 		ln -sfn ../../../actors/public/$$file $(LINKS)/$$file; done
 	@touch $@

@@ -151,14 +151,15 @@ async def open_ledger(config: Config) -> AsyncIterator[Ledger]:
         config=unstructure(config),
     )
     journal, house, torn = open_journal(config.journal_path, header)
+    ledger = Ledger(journal, house, wall_clock)
     try:
-        ledger = Ledger(journal, house, wall_clock)
         ledger.decide([OpenHouse(settings=settings_of(config), torn_bytes=torn)])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(journal.run_sync)
             yield ledger
             nursery.cancel_scope.cancel()
     finally:
+        ledger.settle()
         journal.close()
 
 

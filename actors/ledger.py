@@ -146,6 +146,19 @@ class Ledger:
                 self._hand_out(event)
         self._announce()
 
+    def settle(self) -> None:
+        """Decide what is still in the inbox, when nobody is left to hear of it."""
+        self._mailboxes.clear()
+        self._taps.clear()
+        batch: list[Command] = []
+        while True:
+            try:
+                batch.append(self._inbox.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+        if batch:
+            self.decide(batch)
+
     def _announce(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()

@@ -170,6 +170,8 @@ async def run_scheduler(
         ledger.decide(opening(config, generation, torn))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(journal.run_sync)
+            # Leases are decided at once; this only hears a disk that fails in the background.
+            nursery.start_soon(ledger.run)
             try:
                 task_status.started(SchedulerHandle(desk))
                 await trio.sleep_forever()

@@ -97,8 +97,9 @@ def _put(house: House, lease: Lease, **changes: Any) -> House:
         runs, ran = lease.state == RUNNING, old is not None and old.state == RUNNING
         changes["runners"] = house.runners + runs - ran
     came = coming_of(old) if old is not None else 0
-    if came or lease.ordered or lease.state != RUNNING:
-        changes["coming"] = house.coming + coming_of(lease) - came
+    comes = coming_of(lease)
+    if came != comes:
+        changes["coming"] = house.coming + comes - came
     # A copy is three times as fast as {**leases, request: lease}.
     leases = house.leases.copy()
     leases[request] = lease
@@ -203,8 +204,10 @@ def _extended(house: House, event: e.LeaseExtended, at_ns: Nanos) -> House:
     total = Cells(house.granted_total + event.granted - old.granted)
     if event.erase:
         house = replace(house, erasing=_erase(house, event.request, event.erase))
-    if old.state == RUNNING:
-        return _put(house, lease, granted_total=total)
+    if old.state == RUNNING and not old.ordered:
+        leases = house.leases.copy()
+        leases[event.request] = lease
+        return replace(house, leases=leases, granted_total=total)
     return _put(house, lease, granted_total=total, waiting=_without(house.waiting, event.request))
 
 

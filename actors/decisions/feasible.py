@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvalet.actors.decisions.state import HOLDING, House, Lease
+from kvalet.actors.decisions.state import House, Lease
 from kvalet.protocol.ids import Cells
 
 
@@ -12,11 +12,16 @@ def peak(growing: list[tuple[Cells, int]]) -> int:
     A lease gives all its cells back in the step after its last token, so the peak lies
     just before some lease ends.
     """
-    best = 0
-    for horizon in {0, *(left for _, left in growing)}:
-        held = sum(cells + min(left, horizon) for cells, left in growing if left >= horizon)
-        best = max(best, held)
+    best = held = 0
+    # From the latest end to the first: at each end all that come later are there too.
+    for count, (cells, left) in enumerate(sorted(growing, key=_left, reverse=True), 1):
+        held += cells
+        best = max(best, held + count * left)
     return best
+
+
+def _left(grower: tuple[Cells, int]) -> int:
+    return grower[1]
 
 
 def is_feasible(house: House, newcomer: Lease) -> bool:
@@ -28,10 +33,10 @@ def is_feasible(house: House, newcomer: Lease) -> bool:
         return False
     seats = newcomer.seats
     growing = [(Cells(seats * newcomer.prompt), seats * newcomer.cap)]
-    for lease in house.leases.values():
-        if lease.state in HOLDING:
-            if lease.cap is None:
-                return False
-            cap_left = lease.cap - lease.generated
-            growing.append((lease.cells, max(cap_left, lease.granted - lease.cells)))
+    for request in set(house.holders.values()):
+        lease = house.leases[request]
+        if lease.cap is None:
+            return False
+        cap_left = lease.cap - lease.generated
+        growing.append((lease.cells, max(cap_left, lease.granted - lease.cells)))
     return peak(growing) <= house.limit

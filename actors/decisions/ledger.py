@@ -8,6 +8,8 @@ passes the head of a line.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -75,14 +77,16 @@ def _serve_one(step: Step) -> bool:
 def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells) -> bool:
     """Extend ``lease``, which stands at ``cells``, if at least ``least`` cells are free."""
     house = step.house
-    most = lease.granted + house.free
+    had = lease.granted
+    most = had + house.free
     if most - cells < least:
         return False
     left = remaining(house, lease, generated)
     if lease.park_every:
         left = min(left, until_forced(lease, generated))
     credit = max(block(house, left), least)
-    granted = Cells(min(max(cells + credit, lease.granted), most))
+    granted = Cells(min(max(cells + credit, had), most))
+    erase = to_erase(house, granted - had) if house.residue else ()
     step.emit(
         e.LeaseExtended(
             request=lease.request,
@@ -91,7 +95,7 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
             credit=Cells(granted - cells),
             cells=cells,
             generated=generated,
-            erase=to_erase(house, Cells(granted - lease.granted)),
+            erase=erase,
         )
     )
     return True
@@ -198,19 +202,16 @@ def has_seats(house: House, lease: Lease) -> bool:
 def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...]:
     """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
     common = dict(lease.affinity)
-    taken = (house.holders, house.erasing)
-    idle = [SlotId(slot) for slot in range(house.slots) if not any(slot in of for of in taken)]
-    idle.sort(
-        key=lambda slot: (
-            -common.get(slot, 0),
-            house.residue[slot].order if slot in house.residue else 0,
-            slot,
-        )
+    residue, taken = house.residue, house.holders.keys() | house.erasing.keys()
+    ranked = sorted(
+        (-common.get(slot, 0), residue[slot].order if slot in residue else 0, slot)
+        for slot in cast(Sequence[SlotId], range(house.slots))
+        if slot not in taken
     )
-    return tuple(idle[: lease.seats])
+    return tuple(slot for _, _, slot in ranked[: lease.seats])
 
 
-def to_erase(house: House, more: Cells, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
+def to_erase(house: House, more: int, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
     """Idle slots whose residue must go so that ``more`` granted cells really exist.
 
     Least recently used first. The slots in ``taken`` give their residue up anyway, and

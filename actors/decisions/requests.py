@@ -112,7 +112,7 @@ def spend(step: Step, command: c.CreditSpent) -> None:
         least = min(least, ledger.until_forced(lease, generated))
     if command.stuck:
         least = max(house.settings.block_min, 2 * (lease.granted - lease.cells))
-    need = Cells(min(least, left))
+    need = Cells(least if least < left else left)
     if not house.waiting and ledger.extend(step, lease, cells, generated, need):
         return
     if lease.ordered:
