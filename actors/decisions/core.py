@@ -24,7 +24,8 @@ def take(house: House, command: c.Command, at_ns: Nanos) -> tuple[list[AnyEvent]
     step = Step(house, at_ns)
     _route(step, command)
     if step.events:
-        ledger.fill(step)
+        if step.freed:
+            ledger.fill(step)
         ledger.revive(step)
     return step.events, step.house
 

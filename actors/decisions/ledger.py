@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvalet.actors.decisions.feasible import is_feasible
 from kvalet.actors.decisions.preemption import choose_victim
-from kvalet.actors.decisions.state import HOLDING, RUNNING, WAITING, House, Lease
+from kvalet.actors.decisions.state import RUNNING, WAITING, House, Lease
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, LeaseId, SlotId
@@ -233,7 +233,10 @@ def to_erase(house: House, more: int, taken: tuple[SlotId, ...] = ()) -> tuple[S
 
 
 def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) -> None:
-    """No block is free for ``asker``: park somebody, or end it when it fills the pool alone."""
+    """No block is free for ``asker``: it waits, and somebody is parked for it.
+
+    A chat alone never comes here: all that it may still generate is free then.
+    """
     house = step.house
     spare = asker.granted - cells
     if house.coming + house.free + spare >= least:
@@ -244,9 +247,6 @@ def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) 
         if victim is None and not house.coming and not others_run(house, asker):
             # With nobody left to run, the limit on parks would end in a standstill.
             victim = choose_victim(with_lease(without_limit(house), here), here)
-        if victim is None and not _anyone_else(house, asker):
-            end_full(step, asker, cells, generated)
-            return
     step.emit(
         e.PoolPressed(
             asker=asker.request,
@@ -265,12 +265,6 @@ def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) 
 def others_run(house: House, asker: Lease) -> bool:
     """Whether a lease other than ``asker`` is running."""
     return house.runners > (asker.state == RUNNING)
-
-
-def _anyone_else(house: House, asker: Lease) -> bool:
-    return any(
-        lease.state in HOLDING and lease.request != asker.request for lease in house.leases.values()
-    )
 
 
 def end_full(step: Step, lease: Lease, cells: Cells, generated: int) -> None:
@@ -312,7 +306,7 @@ def revive(step: Step) -> None:
     """Break a standstill: everybody waits, nobody runs, nothing is on its way.
 
     It can come about when the only runner ends while the others wait for one another.
-    The least sunk of the waiting is parked; a chat that waits alone fills the pool.
+    The policy's choice of the waiting is parked, for the head of their line.
     """
     house = step.house
     if not house.waiting or house.runners or house.coming or not house.ready:

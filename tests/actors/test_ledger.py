@@ -310,3 +310,16 @@ async def test_a_reader_that_lags_too_far_is_a_bug_and_says_so(ledger: Ledger) -
     with pytest.raises(trio.WouldBlock):
         ledger.decide([arrive(mailbox)])
     assert ledger.journal.seq == 1
+
+
+async def test_last_words_are_decided_when_nobody_listens_any_more(ledger: Ledger) -> None:
+    mailbox = ledger.open_mailbox()
+    ledger.settle()
+    ledger.tell(arrive(mailbox))
+    ledger.tell(c.Leave(request=mailbox.request))
+
+    ledger.settle()
+
+    assert ledger.house.totals.left == 1
+    assert ledger.house.leases == {}
+    assert ledger.journal.seq == 2

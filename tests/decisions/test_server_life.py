@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kvalet.actors.decisions.core import take
 from kvalet.actors.decisions.replay import audit, replay
@@ -149,6 +150,37 @@ def test_a_launch_over_a_living_server_closes_its_leases() -> None:
     world.tell(c.LaunchPlanned(generation=2, argv=("llama-server",)))
 
     assert promises.is_empty(world.house)
+
+
+def test_an_older_launch_or_a_dead_servers_readiness_changes_nothing() -> None:
+    world = World().open()
+    world.crash()
+    world.launch()
+    old = c.LaunchPlanned(generation=1, argv=("llama-server",))
+    promises.changes_nothing(old, world.tell(old))
+    world.crash()
+
+    again = ready_of(2)
+    promises.changes_nothing(again, world.tell(again))
+
+
+def test_an_audit_shows_the_first_decision_that_would_be_another_today() -> None:
+    decisions = list(busy_world().decisions)
+    number = next(
+        n
+        for n, decision in enumerate(decisions)
+        if any(isinstance(event, e.LeaseGranted) for event in decision.events)
+    )
+    decisions[number] = replace(decisions[number], events=decisions[number].events[:-1])
+
+    report = audit(decisions)
+
+    assert (report.identical, report.decisions) == (False, number + 1)
+    assert report.first_difference is not None
+    assert report.first_difference["seq"] == number + 1
+    assert len(str(report.first_difference["decided"])) > len(
+        str(report.first_difference["recorded"])
+    )
 
 
 def test_a_restart_closes_what_was_open_as_lost_and_repeats_no_effect() -> None:

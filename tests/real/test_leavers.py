@@ -28,7 +28,11 @@ from tests.real.clients import (
     listen,
 )
 
-pytestmark = pytest.mark.real
+pytestmark = [
+    pytest.mark.real,
+    # httpx leaves the generator of a request's body to the collector when it is cancelled.
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx._content:ResourceWarning"),
+]
 
 CHAT_PATH = "/v1/chat/completions"
 LEAVERS = 200
@@ -145,7 +149,7 @@ async def test_two_hundred_random_leavers_leave_every_figure_at_zero(tmp_path: P
     rng = random.Random(20)
     async with kvalet(tmp_path, ctx=512, parallel=4) as front:
         await listen(front.url, chat_body(PROMPTS[0], 5))
-        await wait_all_tasks_blocked(0.1)
+        await wait_all_tasks_blocked(0.01)
         before = trio.lowlevel.current_statistics().tasks_living
         limiter = trio.CapacityLimiter(AT_ONCE)
 
@@ -155,7 +159,7 @@ async def test_two_hundred_random_leavers_leave_every_figure_at_zero(tmp_path: P
             call = ask if number % 5 == 0 else listen
             every = forced(rng.choice((0, 0, 3, 8)))
             async with limiter:
-                with trio.move_on_after(rng.uniform(0, 0.6)):
+                with trio.move_on_after(rng.uniform(0, 2)):
                     await call(front.url, body, headers=every)
 
         with trio.fail_after(180):
@@ -164,7 +168,7 @@ async def test_two_hundred_random_leavers_leave_every_figure_at_zero(tmp_path: P
                     nursery.start_soon(leave_some_time, number)
             await front.ledger.wait_for(lambda house: not house.leases)
         await check_quiet(front)
-        await wait_all_tasks_blocked(0.1)
+        await wait_all_tasks_blocked(0.01)
         assert trio.lowlevel.current_statistics().tasks_living <= before
         totals = front.ledger.house.totals
         assert totals.failed == 0
