@@ -7,7 +7,7 @@ and stored. Among the guests the door closes first, then the relays end, then th
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -143,7 +143,7 @@ def read_keys(config: Config) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def open_ledger(config: Config) -> AsyncIterator[Ledger]:
+async def open_ledger(config: Config) -> AsyncGenerator[Ledger]:
     """The ledger over the configured journal; what a former process left open is closed."""
     header = Header(
         schema=SCHEMA,

@@ -128,7 +128,7 @@ def _to_bool(value: Any, _: Any) -> bool:
 
 
 def _to_int(value: Any, _: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(f"{value!r} is not a whole number")
     try:
         return int(value)

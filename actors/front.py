@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
@@ -178,13 +179,14 @@ class Front:
 
     async def _status(self, exchange: Exchange) -> None:
         ledger = self._ledger
-        document = {
+        document: dict[str, Any] = {
             "version": self._config.version,
             **status(ledger.house, ledger.now_ns()),
             "journal": {"path": str(ledger.journal.path), "seq": ledger.journal.seq},
         }
         if ledger.failure is not None:
-            document["warnings"].append({"code": "journal_failed", "message": ledger.failure})
+            failed = {"code": "journal_failed", "message": ledger.failure}
+            document["warnings"] = [*document["warnings"], failed]
         await exchange.respond(200, JSON_HEADERS, msgspec.json.encode(document))
 
     async def _events(self, exchange: Exchange) -> None:

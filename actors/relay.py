@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvalet.actors.client import JSON_HEADERS, Client
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
-from kvalet.actors.decisions.refusal import refusal
+from kvalet.actors.decisions.refusal import reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Ledger, Mailbox
 from kvalet.actors.parking import Berth
@@ -105,7 +105,7 @@ class Relay:
         except* KvaletError as group:
             fault = first_fault(group)
         if fault is not None:
-            self._leave("stalled" if getattr(fault, "code", "") == "stalled" else "failed")
+            self._leave(reason_of(fault))
             if not self._client.started:
                 raise fault
             await self._client.end_with(openai.fault_event(fault))
@@ -314,7 +314,7 @@ class Relay:
                             status=504,
                             code="stalled",
                         )
-                    case e.LeaseEnded():
+                    case e.LeaseEnded() if not self._over:
                         self._interrupt = ServerFault("llama-server has ended")
                     case _:
                         await self._remark(event)

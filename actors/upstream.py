@@ -7,7 +7,7 @@ an ``X-Conversation-Id`` would make a generation outlive its client.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
 
@@ -148,7 +148,7 @@ class UpstreamClient:
             (self.server.slot_dir / name).unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def stream(self, path: str, body: bytes) -> AsyncIterator[httpx.Response]:
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator[httpx.Response]:
         """One streamed completion. Leaving the block closes the connection."""
         try:
             async with self._http.stream(

@@ -344,7 +344,7 @@ FINISHED_REASONS = frozenset({"stop", "length", "context-full", "tool_calls", "f
 def _kind(reason: str) -> str:
     if reason in FINISHED_REASONS:
         return "finished"
-    return "left" if reason == "left" else "failed"
+    return reason if reason in ("left", "refused") else "failed"
 
 
 def _released(house: House, event: e.LeaseReleased) -> House:

@@ -25,3 +25,10 @@ def refusal(event: e.LeaseRefused) -> KvaletError:
             f"{limit} requests are waiting already; try again later", status=429, code=event.code
         )
     return ServerFault("llama-server is not running", status=503, code=event.code)
+
+
+def reason_of(fault: KvaletError) -> str:
+    """Why a request ends with ``fault``, in the journal's words."""
+    if isinstance(fault, ClientFault):
+        return "refused"
+    return "stalled" if isinstance(fault, ServerFault) and fault.code == "stalled" else "failed"

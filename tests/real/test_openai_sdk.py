@@ -50,7 +50,7 @@ def talk(url: str) -> None:
         assert whole.usage.completion_tokens == TOKENS
         check_text(client)
         assert client.models.list().data[0].object == "model"
-        with pytest.raises(openai.BadRequestError, match="tokens"):
+        with pytest.raises(openai.BadRequestError, match="cells"):
             client.completions.create(model=MODEL, prompt="word " * 600, max_tokens=5)
 
 

@@ -104,11 +104,13 @@ async def test_the_status_document_has_the_shape_that_was_promised(tmp_path: Pat
         assert len(busy["leases"]) == 2
         check_shape(busy["leases"][0], LEASE_KEYS)
         check_shape(busy["queue"][0], {"request": str, "position": int, "waiting_s": float})
+        with trio.fail_after(30):
+            await front.ledger.wait_for(lambda house: not house.leases)
         quiet = (await get(front.url + "/kvalet/status")).json()
         check_shape(quiet, STATUS_KEYS)
         assert quiet["totals"]["finished"] == 3
         assert (quiet["pool"]["cells"], quiet["pool"]["headroom"]) == (512, 2)
-        assert quiet["journal"]["seq"] == front.ledger.journal.seq
+        assert 0 < quiet["journal"]["seq"] <= front.ledger.journal.seq
 
 
 async def test_the_event_stream_can_be_taken_up_anywhere(tmp_path: Path) -> None:
