@@ -121,11 +121,31 @@ def check(config: Config) -> None:
         raise ConfigFault("--attach uses a running server; leave --model and --demo out")
     if not (config.attach or config.model or config.demo):
         raise ConfigFault("name a model with -m MODEL.gguf, or use --demo or --attach URL")
+    if config.exact == "on":
+        raise ConfigFault(
+            "exact concurrency needs a server that parks by itself, which this version does "
+            "not drive; use --exact auto or leave it out"
+        )
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key_file is None:
         raise ConfigFault(
             f"refusing to listen on {config.host} without a key; give --api-key-file, "
             "or leave --host out to listen on this machine alone"
         )
+
+
+def shortfalls(config: Config) -> tuple[tuple[str, str], ...]:
+    """What was asked for and cannot be had, as (code, message) for the status."""
+    found: list[tuple[str, str]] = []
+    if config.mode == "server":
+        found.append(
+            (
+                "mode_unavailable",
+                "mode server is not driven by this version; kvalet parks by itself",
+            )
+        )
+    if config.exact == "auto":
+        found.append(("exact_unavailable", "exact concurrency needs a server that parks by itself"))
+    return tuple(found)
 
 
 def read_keys(config: Config) -> tuple[str, ...]:
@@ -222,6 +242,8 @@ def open_front(config: Config, keys: tuple[str, ...], ledger: Ledger, gate: Gate
             mode=config.mode,
             keys=keys,
             debug=config.debug,
+            exact="off" if config.exact == "off" else "unavailable",
+            warnings=shortfalls(config),
             keepalive_s=config.keepalive_s,
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,
