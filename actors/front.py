@@ -6,6 +6,7 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import msgspec
@@ -14,7 +15,7 @@ import trio
 from kvalet.actors.client import JSON_HEADERS, SSE_HEADERS
 from kvalet.actors.decisions.state import House
 from kvalet.actors.decisions.status import status
-from kvalet.actors.http_exchange import Exchange
+from kvalet.actors.http_exchange import Exchange, Request
 from kvalet.actors.journal import READ_BYTES
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.prefixes import Prefixes
@@ -43,6 +44,8 @@ READ_ONLY_POSTS = frozenset(
 )
 PUBLIC = frozenset({"/health", "/v1/health"})
 EVENT_PING_S = 10.0
+DIGITS_MAX = 18
+PATH_SAFE = "/!$&'()*+,;=@~"
 PASSED_HEADERS = ("content-type",)
 
 
@@ -115,6 +118,7 @@ class Front:
 
     async def _relay(self, exchange: Exchange, surface: str) -> None:
         request = parse_request(surface, exchange.request.body)
+        park_every = self._forced(exchange.request.headers)
         upstream = await self._wait_ready(exchange, request.streaming)
         if upstream is None:
             return
@@ -126,16 +130,14 @@ class Front:
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,
             prefixes=self._prefixes,
-            park_every=self._forced(exchange.request.headers),
+            park_every=park_every,
         )
         await Relay(exchange, request, self._ledger.open_mailbox(), wires).run()
 
     def _forced(self, headers: dict[str, str]) -> int:
         """Tokens between forced parks: a tester's wish, heard only in debug mode."""
         wish = headers.get("kvalet-park-every", "0") if self._config.debug else "0"
-        if not wish.isdigit():
-            raise ClientFault(f"Kvalet-Park-Every must be a whole number, not {wish!r}")
-        return int(wish)
+        return whole_number(wish, "Kvalet-Park-Every", "bad_park_every")
 
     async def _wait_ready(self, exchange: Exchange, streaming: bool) -> UpstreamClient | None:
         """The server once it is ready; None when a stream already told its client otherwise."""
@@ -198,9 +200,7 @@ class Front:
         """The event log as SSE, from ``after`` (or ``Last-Event-ID``) on, without end."""
         request = exchange.request
         given = request.headers.get("last-event-id") or request.query.get("after") or "0"
-        if not given.isdigit():
-            raise ClientFault(f"after must be a sequence number, not {given!r}", code="bad_after")
-        after = int(given)
+        after = whole_number(given, "after", "bad_after")
         await exchange.start_stream(200, SSE_HEADERS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(repeat, exchange, b": ping\n\n", EVENT_PING_S)
@@ -211,9 +211,28 @@ class Front:
 
     async def _pass_through(self, exchange: Exchange) -> None:
         request = exchange.request
-        answer = await self._ready().call(request.method, request.target, request.body)
+        target = passed_target(request)
+        answer = await self._ready().call(request.method, target, request.body)
         headers = {n: answer.headers[n] for n in PASSED_HEADERS if n in answer.headers}
         await exchange.respond(answer.status_code, headers, answer.content)
+
+
+def whole_number(text: str, name: str, code: str) -> int:
+    """``text`` as a number. Raises ClientFault for anything but a few ASCII digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        shown = text[: 2 * DIGITS_MAX]
+        raise ClientFault(f"{name} must be a whole number, not {shown!r}", code=code)
+    return int(text)
+
+
+def passed_target(request: Request) -> str:
+    """The path and query to ask llama-server for: never a host, whatever the client wrote.
+
+    Our key goes with the request, so the client must not choose where it goes.
+    """
+    path = "/" + quote(request.path.lstrip("/"), safe=PATH_SAFE)
+    _, mark, query = request.target.partition("?")
+    return path + mark + query
 
 
 def require(method: str, *allowed: str) -> None:

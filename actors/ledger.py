@@ -15,7 +15,7 @@ from kvalet.actors.decisions.state import House
 from kvalet.actors.journal import Journal
 from kvalet.protocol.commands import Command
 from kvalet.protocol.errors import JournalFault
-from kvalet.protocol.events import AnyEvent
+from kvalet.protocol.events import AnyEvent, NoticeTaken
 from kvalet.protocol.ids import Nanos, RequestId, Seq
 from kvalet.protocol.journal import Decision
 
@@ -178,6 +178,9 @@ class Ledger:
                 # Its reader has gone home; that is no reason to decide nothing more.
                 self._taps.remove(channel)
                 channel.close()
+        if isinstance(event, NoticeTaken):
+            # Its relay told it; a burst of them would only crowd the mailbox.
+            return
         for name in ("request", "asker"):
             request = getattr(event, name, None)
             mailbox = self._mailboxes.get(request) if request is not None else None

@@ -257,6 +257,7 @@ class Relay:
             nursery.start_soon(self._listen, nursery.cancel_scope)
             await self._stream(body)
             nursery.cancel_scope.cancel()
+        self._enter("seam")
         if self._interrupt is not None:
             raise self._interrupt
         if not self._over:
@@ -280,13 +281,19 @@ class Relay:
             output = self._answer.feed(event)
             if event.data is not None:
                 self._heard = trio.current_time()
-                self._phase = "decode" if self._phase == "prefill" else self._phase
+                # A prompt's progress is a sign of life, but not its first token.
+                if self._phase == "prefill" and output.reused is None:
+                    self._phase = "decode"
                 odd = self._notices.datum()
                 if odd:
                     self._tell(c.NoticeHeard(request=self.name, notice=odd))
             self._note(output)
             outputs.append(output)
+        # While the client is slow to take its bytes nobody listens to the server.
+        phase, self._phase, since = self._phase, "sending", trio.current_time()
         await self._client.emit(outputs)
+        self._phase = phase
+        self._heard += trio.current_time() - since
 
     def _note(self, output: Output) -> None:
         if output.notice is not None:

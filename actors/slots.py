@@ -16,7 +16,7 @@ from kvalet.actors.parking import file_name
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.commands import Command, SlotSeen
 from kvalet.protocol.errors import KvaletError
-from kvalet.protocol.events import AnyEvent, LeaseEnded
+from kvalet.protocol.events import AnyEvent, LeaseEnded, ServerExited
 from kvalet.protocol.ids import Cells, SlotId
 
 RETRY_S = 1.0
@@ -30,9 +30,28 @@ async def run(
 ) -> None:
     """Close every lease that ends, until cancelled or the ledger has failed."""
     async with trio.open_nursery() as nursery:
+        closing: set[trio.CancelScope] = set()
         async for event in events:
             if isinstance(event, LeaseEnded) and event.slots and event.reason not in LOST:
-                nursery.start_soon(_close, upstream, event, tell)
+                nursery.start_soon(_close_within, closing, upstream, event, tell)
+            elif isinstance(event, ServerExited):
+                # Its slots are gone with it, and the ledger has closed their leases.
+                for scope in tuple(closing):
+                    scope.cancel()
+
+
+async def _close_within(
+    closing: set[trio.CancelScope],
+    upstream: UpstreamClient,
+    ended: LeaseEnded,
+    tell: Callable[[Command], None],
+) -> None:
+    with trio.CancelScope() as scope:
+        closing.add(scope)
+        try:
+            await _close(upstream, ended, tell)
+        finally:
+            closing.discard(scope)
 
 
 async def _close(

@@ -58,7 +58,8 @@ class UpstreamClient:
     async def call(
         self, method: str, path: str, body: bytes = b"", timeout_s: float = ACTION_S
     ) -> httpx.Response:
-        """One whole exchange; any status. Raises ServerFault when there is no answer."""
+        """One whole exchange; any status. Raises ServerFault when there is no answer, and
+        ClientFault for a path that cannot be one."""
         try:
             return await self._http.request(
                 method,
@@ -67,6 +68,8 @@ class UpstreamClient:
                 headers={"Content-Type": "application/json"} if body else None,
                 timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
             )
+        except httpx.InvalidURL as error:
+            raise ClientFault(f"not a request target: {error}") from error
         except httpx.HTTPError as error:
             raise ServerFault(f"llama-server did not answer {method} {path}: {error!r}") from error
 

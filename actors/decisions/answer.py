@@ -135,7 +135,8 @@ class Answer:
             self._settle(chunk)
             return Output(raw=event.raw, data=(event.data,))
         self._pending.append((event.raw, event.data, chunk))
-        held = "".join(chunk.text for _, _, chunk in self._pending)
+        # A thought is searched for stop strings like everything else that is said.
+        held = "".join(chunk.reasoning + chunk.text for _, _, chunk in self._pending)
         if self._stops.unsettled(self._stops.keep(self._tail, held)):
             return NOTHING
         return self._flush()
@@ -143,9 +144,9 @@ class Answer:
     def _settle(self, chunk: Chunk) -> None:
         if chunk.text:
             self._content.append(chunk.text)
-            self._tail = self._stops.keep(self._tail, chunk.text)
         if chunk.reasoning:
             self._reasoning.append(chunk.reasoning)
+        self._tail = self._stops.keep(self._tail, chunk.reasoning + chunk.text)
 
     def _flush(self) -> Output:
         pending, self._pending = self._pending, []
@@ -185,7 +186,8 @@ class Answer:
             self._reason == "length"
             and self.request.continuable
             and (cap is None or generated < cap)
-            and self._leg_tokens >= self._max_tokens
+            # Without figures the server's own word for it must do: it was our limit.
+            and (self._leg_tokens >= self._max_tokens or not self._measured)
         )
         return LegEnd("credit" if goes_on else "final", self._reason, generated)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,13 +171,10 @@ def events_in(state_dir: Path) -> list[AnyEvent]:
 
 
 @asynccontextmanager
-async def llama_server(state_dir: Path, **settings: Any) -> AsyncIterator[Server]:
+async def llama_server(state_dir: Path, **settings: Any) -> AsyncGenerator[Server]:
     """A llama-server with the demo model and no kvalet in front."""
-    launch = launcher.LaunchConfig(
-        model=find_model(None, demo=True),
-        state_dir=state_dir,
-        **{"ctx": 512, "parallel": 4, "extra_args": ONE_THREAD, **settings},
-    )
+    chosen: dict[str, Any] = {"ctx": 512, "parallel": 4, "extra_args": ONE_THREAD, **settings}
+    launch = launcher.LaunchConfig(model=find_model(None, demo=True), state_dir=state_dir, **chosen)
     send, _receive = trio.open_memory_channel[Command](100)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(launcher.run, launch, send)
@@ -186,7 +183,7 @@ async def llama_server(state_dir: Path, **settings: Any) -> AsyncIterator[Server
 
 
 @asynccontextmanager
-async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
+async def kvalet(state_dir: Path, **settings: Any) -> AsyncGenerator[Handle]:
     """A whole kvalet with the demo model; afterwards its promises are checked.
 
     The journal must replay to the same bytes, nothing may be left over, and the child's
@@ -198,7 +195,7 @@ async def kvalet(state_dir: Path, **settings: Any) -> AsyncIterator[Handle]:
         config, **{"ctx": 512, "parallel": 4, "server_args": ONE_THREAD, **settings}
     )
     async with trio.open_nursery() as nursery:
-        handle = await nursery.start(serve, config)
+        handle: Handle = await nursery.start(serve, config)
         yield handle
         with trio.fail_after(30):
             await handle.ledger.wait_for(lambda house: not house.leases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ OnRequest = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 @asynccontextmanager
-async def tapped(url: str, on_request: OnRequest) -> AsyncIterator[str]:
+async def tapped(url: str, on_request: OnRequest) -> AsyncGenerator[str]:
     """The address of a tap in front of the server at ``url``."""
     port = urlsplit(url).port
     assert port is not None

@@ -24,14 +24,15 @@ from tests.real.clients import (
 pytestmark = pytest.mark.real
 
 CHAT_PATH = "/v1/chat/completions"
+LONG_PREFACE = "A fox went to the river and saw a boat. " * 25
 
 
-async def talk_at_once(url: str, chats: int, tokens: int) -> list[Heard]:
+async def talk_at_once(url: str, chats: int, tokens: int, preface: str = "") -> list[Heard]:
     """So many chats at once, each of exactly so many tokens."""
     everybody = [Heard() for _ in range(chats)]
     async with trio.open_nursery() as nursery:
         for number, heard in enumerate(everybody):
-            body = chat_body(f"{number}: {PROMPTS[number % len(PROMPTS)]}", tokens)
+            body = chat_body(f"{number}: {preface}{PROMPTS[number % len(PROMPTS)]}", tokens)
             nursery.start_soon(listen, url, body, CHAT_PATH, None, heard)
     return everybody
 
@@ -55,8 +56,8 @@ def granted_at_first_park(state_dir: Path, cells: int) -> float:
 async def test_eight_chats_on_four_slots_all_finish_in_a_pool_for_three(tmp_path: Path) -> None:
     async with kvalet(tmp_path, ctx=512, parallel=4) as front:
         with trio.fail_after(240):
-            everybody = await talk_at_once(front.url, 8, 150)
-        check_all_done(everybody, 150)
+            everybody = await talk_at_once(front.url, 8, 110)
+        check_all_done(everybody, 110)
         totals = front.ledger.house.totals
         assert (totals.finished, totals.failed) == (8, 0)
         assert totals.parks >= 1
@@ -68,8 +69,8 @@ async def test_eight_chats_on_four_slots_all_finish_in_a_pool_for_three(tmp_path
 async def test_the_first_park_comes_when_the_pool_is_really_full(tmp_path: Path) -> None:
     async with kvalet(tmp_path, ctx=2048, parallel=4) as front:
         with trio.fail_after(240):
-            everybody = await talk_at_once(front.url, 4, 540)
-        check_all_done(everybody, 540)
+            everybody = await talk_at_once(front.url, 4, 220, LONG_PREFACE)
+        check_all_done(everybody, 220)
         resumes = front.ledger.house.totals.resumes
         assert resumes >= 1
         assert front.ledger.house.totals.recomputes == 0
@@ -77,14 +78,14 @@ async def test_the_first_park_comes_when_the_pool_is_really_full(tmp_path: Path)
 
 
 async def test_a_client_who_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
-    tokens = 250
+    tokens = 150
     # A small buffer and fat chunks, so that what is not read soon stops the writer.
     narrow = httpx.AsyncHTTPTransport(
         socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)], trust_env=False
     )
     body = chat_body(PROMPTS[0], tokens, logprobs=True, top_logprobs=20)
     async with (
-        kvalet(tmp_path, ctx=1024, parallel=2) as front,
+        kvalet(tmp_path, ctx=512, parallel=2) as front,
         httpx.AsyncClient(timeout=None, transport=narrow) as client,
         client.stream("POST", front.url + CHAT_PATH, json=body) as response,
     ):

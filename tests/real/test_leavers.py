@@ -37,7 +37,7 @@ pytestmark = [
 CHAT_PATH = "/v1/chat/completions"
 LEAVERS = 200
 AT_ONCE = 10
-LONG_PROMPT = "One more word about the river and the fox. " * 35
+LONG_PROMPT = "One more word about the river and the fox. " * 20
 
 
 def saved_files() -> list[str]:
@@ -95,12 +95,12 @@ async def test_a_client_who_leaves_at_any_point_of_a_request_leaves_nothing(
         await leave_when(front, state_is("arrived"), chat)
         await leave_when(front, state_is("running"), chat)
         await leave_when(front, state_is("running"), long)
-        await leave_when(front, generated, chat)
+        await leave_when(front, generated, chat, every=10)
         await leave_when(front, state_is("parking"), chat, every=7)
         await leave_when(front, state_is("closing"), chat_body(PROMPTS[0], 10))
         await leave_when(front, lambda house: house.totals.resumes > 2, chat, every=7)
         await check_quiet(front)
-        await leave_when(front, generated, chat, call=ask)
+        await leave_when(front, generated, chat, every=10, call=ask)
         await leave_when(front, state_is("parking"), chat, every=7, call=ask)
         await leave_when(front, state_is("running"), long, call=ask)
         await check_quiet(front)

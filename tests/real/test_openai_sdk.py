@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ PARKED = {"Kvalet-Park-Every": "8"}
 
 
 @contextmanager
-def sdk(url: str, key: str = "none") -> Iterator[OpenAI]:
+def sdk(url: str, key: str = "none") -> Generator[OpenAI]:
     """A client of the SDK, closed afterwards."""
     with OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=60) as client:
         yield client

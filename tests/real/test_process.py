@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Serving:
 
 
 @contextmanager
-def serving(state_dir: Path) -> Iterator[Serving]:
+def serving(state_dir: Path) -> Generator[Serving]:
     """``kvalet serve`` with the demo model, until the block ends."""
     argv = [sys.executable, "-m", "kvalet", "serve", "--demo", "--port", "0"]
     argv += ["--ctx", "512", "--parallel", "4", "--state-dir", str(state_dir), "--", *ONE_THREAD]

@@ -72,9 +72,7 @@ async def test_bad_bodies_are_refused_in_openais_shape_and_leave_nothing(front: 
         house = front.ledger.house
         assert (house.granted_total, house.totals.failed, house.totals.left) == (0, 0, 0)
         assert house.totals.refused == house.totals.requests
-        huge = await ask(
-            front.url, chat_body("Say yes.", 2**31 - 1, ignore_eos=False, stop=["e"])
-        )
+        huge = await ask(front.url, chat_body("Say yes.", 2**31 - 1, ignore_eos=False, stop=["e"]))
         assert huge.status_code == 200
 
 

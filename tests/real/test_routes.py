@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -60,7 +60,7 @@ def check_shape(document: dict[str, Any], keys: dict[str, Any]) -> None:
     for name, kind in keys.items():
         assert name in document, name
         if isinstance(kind, dict):
-            check_shape(document[name], kind)
+            check_shape(document[name], cast("dict[str, Any]", kind))
         else:
             assert isinstance(document[name], kind), (name, document[name])
 
@@ -95,7 +95,7 @@ async def test_the_status_document_has_the_shape_that_was_promised(tmp_path: Pat
     async with kvalet(tmp_path, ctx=512, parallel=2) as front:
         async with trio.open_nursery() as nursery:
             for prompt in PROMPTS[:3]:
-                body = chat_body(prompt, 120)
+                body = chat_body(prompt, 60)
                 nursery.start_soon(lambda body: listen(front.url, body, headers=forced(25)), body)
             with trio.fail_after(30):
                 await front.ledger.wait_for(lambda house: bool(house.queue))

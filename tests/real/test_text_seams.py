@@ -21,7 +21,7 @@ from tests.real.clients import (
 pytestmark = pytest.mark.real
 
 # Some of these characters take three or four tokens, none of which is a character by itself.
-FOREIGN = ("é日本語🦙𓀀",)
+FOREIGN = ("🦙𓀀🦙", "日本語🦙")
 
 THINKING_TEMPLATE = """\
 {%- for message in messages -%}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -39,12 +40,14 @@ def text_body(prompt: object, tokens: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def shape(value: object) -> object:
+def shape(value: Any) -> Any:
     """The value with its figures and texts left out: names and types alone."""
     if isinstance(value, dict):
-        return {name: shape(part) for name, part in value.items() if name != "kvalet"}
+        parts = cast("dict[str, Any]", value).items()
+        return {name: shape(part) for name, part in parts if name != "kvalet"}
     if isinstance(value, list):
-        return [shape(part) for part in value[:1]]
+        items = cast("Sequence[Any]", value)
+        return [shape(part) for part in items[:1]]
     return "number" if isinstance(value, int | float) else type(value).__name__
 
 
@@ -170,7 +173,7 @@ async def test_a_json_schema_holds_across_parks(tmp_path: Path) -> None:
     async with kvalet(tmp_path, parallel=2) as front:
         with trio.fail_after(60):
             plain = await listen(front.url, body)
-            for every in (1, 2, 5):
+            for every in (1, 4):
                 parked = await listen(front.url, body, headers=forced(every))
                 answer = json.loads(parked.text)
                 assert set(answer) == {"animal", "legs", "names"}

@@ -1,0 +1,151 @@
+"""Silence: what is a stall, what excuses it, and who is told that it is still waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.actors.scripted import Json
+from tests.actors.stage import Guest, Stage, chat, stage
+
+pytestmark = [
+    # httpx leaves its generators to the collector when a request is cancelled.
+    pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"),
+]
+
+
+async def ends(it: Stage, guest: Guest) -> float:
+    """How many seconds until the guest's answer ended."""
+    began = trio.current_time()
+    while not guest.done:
+        await trio.sleep(0.5)
+    return trio.current_time() - began
+
+
+async def settle(it: Stage) -> None:
+    await it.all_gone()
+    await trio.sleep(5)
+    it.check_empty()
+
+
+def stalls(guest: Guest) -> list[Json]:
+    return [error for error in guest.errors if error["code"] == "stalled"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "limit_s"), [("silence", 120), ("pings", 120), ("mute", 1200)]
+)
+async def test_silence_is_one_stall_error_at_its_deadline(
+    tmp_path: Path, autojump_clock: MockClock, fault: str, limit_s: int
+) -> None:
+    async with stage(tmp_path) as it:
+        it.server.legs = {0: fault}
+        silent = it.invite(chat("one"))
+        while not it.server.begun:
+            await trio.sleep(0.001)
+        neighbour = it.invite(chat("two"))
+        spent_s = await ends(it, silent)
+        await settle(it)
+        silent.check_ended_once()
+        assert len(stalls(silent)) == 1
+        assert limit_s <= spent_s < limit_s + 5
+        assert neighbour.content == it.server.answer.decode()
+
+
+async def test_a_stalled_answer_that_is_not_streamed_is_a_504(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path) as it:
+        it.server.legs = {0: "silence"}
+        guest = it.invite(chat(stream=False))
+        await settle(it)
+        assert guest.status == 504
+
+
+async def test_waiting_clients_hear_every_two_seconds_that_they_wait(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, seats=1) as it:
+        it.server.legs = {0: "pause"}
+        it.invite(chat("one"))
+        await trio.sleep(0.5)
+        queued = it.invite(chat("two"))
+        await settle(it)
+        assert 45 <= queued.comments.count(b": admission-wait") <= 55
+        assert queued.comments.count(b": admission-done") == 1
+        assert queued.content == it.server.answer.decode()
+
+
+async def test_silence_while_parked_is_no_stall_and_is_filled_with_comments(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, cells=240) as it:
+        it.server.token_s = 30.0
+        guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
+        await settle(it)
+        for guest in guests:
+            guest.check_ended_once()
+            assert guest.content == it.server.answer.decode()
+        kept = [guest.comments.count(b": preempt-keepalive") for guest in guests]
+        assert max(kept) > 100
+
+
+async def test_a_long_prefill_that_tells_its_progress_is_no_stall(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, cells=240) as it:
+        it.server.legs = dict.fromkeys(range(200), "slow-prefill")
+        guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
+        await settle(it)
+        assert it.house.totals.resumes > 0
+        assert [guest.errors for guest in guests] == [[], [], []]
+
+
+async def test_a_server_that_hangs_between_two_legs_fails_one_answer_alone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, cells=120) as it:
+        guest = it.invite(chat())
+        while not it.server.begun:
+            await trio.sleep(0.01)
+        it.server.faults = [("POST /apply-template", lambda: None)]
+        await settle(it)
+        guest.check_ended_once()
+        assert len(guest.errors) == 1
+
+
+async def test_a_client_who_reads_slowly_is_not_taken_for_a_stalled_server(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path) as it:
+        slow, quick = it.invite(chat("one")), it.invite(chat("two"))
+        while not slow.content:
+            await trio.sleep(0.01)
+        slow.paper.reads = trio.Event()
+        await trio.sleep(400)
+        assert quick.content == it.server.answer.decode()
+        slow.paper.reads.set()
+        await settle(it)
+        slow.check_ended_once()
+        assert slow.content == it.server.answer.decode()
+
+
+async def test_a_client_who_reads_slowly_while_its_chat_is_recomputed(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, cells=240, method="recompute") as it:
+        guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
+        while not it.house.totals.resumes:
+            await trio.sleep(0.001)
+        for guest in guests:
+            guest.paper.reads = trio.Event()
+        await trio.sleep(50)
+        for guest in guests:
+            guest.paper.reads.set()
+        await settle(it)
+        for guest in guests:
+            guest.check_ended_once()
+            assert guest.content == it.server.answer.decode()
