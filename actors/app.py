@@ -35,7 +35,8 @@ from kvalet.protocol.journal import SCHEMA, Header
 # Slots hear every event; a burst this long without reading is a bug.
 TAP_MAX = 65_536
 MIB = 1024 * 1024
-LAST_WORDS_S = 1.0
+# The server needs a second of silence to notice that a cut stream's client is gone.
+LAST_WORDS_S = 3.0
 
 
 def wall_clock() -> Nanos:
@@ -94,7 +95,7 @@ async def open_house(
     The door is open while the model loads: ``/health`` says so, and chats wait in line.
     """
     gate = Gate()
-    front = open_front(config, keys, ledger, gate)
+    front = open_front(config, keys, ledger, gate, draining)
     async with AsyncExitStack() as stack, trio.open_nursery() as guests:
         async with trio.open_nursery() as door:
             host, port = await door.start(run_door, config, front, draining)
@@ -121,6 +122,8 @@ def check(config: Config) -> None:
         raise ConfigFault("--attach uses a running server; leave --model and --demo out")
     if not (config.attach or config.model or config.demo):
         raise ConfigFault("name a model with -m MODEL.gguf, or use --demo or --attach URL")
+    if config.attach and "@" in config.attach:
+        raise ConfigFault("no password in --attach: it would be logged; set KVALET_UPSTREAM_KEY")
     if config.exact == "on":
         raise ConfigFault(
             "exact concurrency needs a server that parks by itself, which this version does "
@@ -234,7 +237,9 @@ async def open_pool(
     await ledger.wait_for(lambda house: house.ready or house.server.state == "failed")
 
 
-def open_front(config: Config, keys: tuple[str, ...], ledger: Ledger, gate: Gate) -> Front:
+def open_front(
+    config: Config, keys: tuple[str, ...], ledger: Ledger, gate: Gate, draining: trio.Event
+) -> Front:
     """The front as configured."""
     return Front(
         FrontConfig(
@@ -250,6 +255,7 @@ def open_front(config: Config, keys: tuple[str, ...], ledger: Ledger, gate: Gate
         ),
         ledger,
         gate,
+        draining,
     )
 
 

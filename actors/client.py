@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+from msgspec.structs import replace
 
 from kvalet.actors.decisions.answer import Output
 from kvalet.actors.http_exchange import Exchange
@@ -14,6 +15,11 @@ SSE_HEADERS = {
     "x-accel-buffering": "no",
 }
 JSON_HEADERS = {"content-type": "application/json"}
+
+
+def round_times(usage: KvaletUsage) -> KvaletUsage:
+    """``usage`` as a client wants to read it: milliseconds are precise enough."""
+    return replace(usage, waited_s=round(usage.waited_s, 3), parked_s=round(usage.parked_s, 3))
 
 
 class Client:

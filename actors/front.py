@@ -75,10 +75,13 @@ class FrontConfig:
 class Front:
     """Routes one exchange at a time; ``__call__`` is the app that the HTTP door serves."""
 
-    def __init__(self, config: FrontConfig, ledger: Ledger, gate: Gate) -> None:
+    def __init__(
+        self, config: FrontConfig, ledger: Ledger, gate: Gate, draining: trio.Event
+    ) -> None:
         self._config = config
         self._ledger = ledger
         self._gate = gate
+        self._draining = draining
         self._prefixes = Prefixes()
         self._own: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "/health": self._health,
@@ -202,8 +205,12 @@ class Front:
         given = request.headers.get("last-event-id") or request.query.get("after") or "0"
         after = whole_number(given, "after", "bad_after")
         await exchange.start_stream(200, SSE_HEADERS)
+        if request.method == "HEAD":
+            await exchange.finish()
+            return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(repeat, exchange, b": ping\n\n", EVENT_PING_S)
+            nursery.start_soon(cancel_after, self._draining, nursery.cancel_scope)
             async for lines in follow(self._ledger, after):
                 await exchange.send(lines)
             nursery.cancel_scope.cancel()
@@ -243,6 +250,12 @@ def require(method: str, *allowed: str) -> None:
             status=405,
             code="method_not_allowed",
         )
+
+
+async def cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    """End what has no end of its own when kvalet is told to stop."""
+    await event.wait()
+    scope.cancel()
 
 
 async def repeat(exchange: Exchange, comment: bytes, interval_s: float) -> None:

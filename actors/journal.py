@@ -95,10 +95,14 @@ class Journal:
     def close(self) -> None:
         """Sync and close; the lock goes with it."""
         if self._descriptor >= 0:
-            if self.failure is None:
-                os.fdatasync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            try:
+                if self.failure is None:
+                    os.fdatasync(descriptor)
+            except OSError as error:
+                self.failure = f"cannot sync {self.path}: {error}"
+            finally:
+                os.close(descriptor)
 
 
 def open_journal(path: Path, header: Header) -> tuple[Journal, House, int]:

@@ -14,8 +14,9 @@ import httpx
 import trio
 from msgspec.structs import replace
 
-from kvalet.actors.client import JSON_HEADERS, Client
+from kvalet.actors.client import JSON_HEADERS, Client, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
+from kvalet.actors.decisions.evolve import FINISHED_REASONS
 from kvalet.actors.decisions.refusal import reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Ledger, Mailbox
@@ -52,11 +53,6 @@ class Wires:
 def count(usage: KvaletUsage, **more: float) -> KvaletUsage:
     """``usage`` with its figures raised by ``more``."""
     return replace(usage, **{name: getattr(usage, name) + n for name, n in more.items()})
-
-
-def round_times(usage: KvaletUsage) -> KvaletUsage:
-    """``usage`` as a client wants to read it: milliseconds are precise enough."""
-    return replace(usage, waited_s=round(usage.waited_s, 3), parked_s=round(usage.parked_s, 3))
 
 
 class Relay:
@@ -117,8 +113,6 @@ class Relay:
         if not self._over:
             self._over = True
             self._tell(c.Leave(request=self.name, reason=reason))
-
-    # -- the request's line of events ------------------------------------------------
 
     async def _serve(self) -> None:
         request = self._request
@@ -197,8 +191,6 @@ class Relay:
         self._over = True
         raise ServerFault(f"the llama-server that held this answer is gone ({event.reason})")
 
-    # -- parks -----------------------------------------------------------------------
-
     async def _park(self, event: e.LeaseParking) -> None:
         """Move the cells out: save them if ordered and possible, then empty the slot."""
         self._enter("parked")
@@ -230,8 +222,6 @@ class Relay:
             await self._wires.upstream.empty(slot)
             self._wires.prefixes.forget(slot)
             self._tell(c.SlotErased(slot=slot, cells=Cells(0)))
-
-    # -- legs ------------------------------------------------------------------------
 
     async def _leg(self, granted: Cells, erase: tuple[SlotId, ...]) -> None:
         """One upstream request, within ``granted`` cells; then report how it ended."""
@@ -360,6 +350,8 @@ class Relay:
     async def _finish(self, generated: int, reason: str = "context-full") -> None:
         """The answer is complete: give the lease back first, then send the last bytes."""
         self._over = True
+        # The server's word goes to the client; the journal knows its own.
+        reason = reason if reason in FINISHED_REASONS else "finished"
         if reason != "context-full":
             cells = Cells(self._answer.prompt + generated)
             self._tell(
@@ -397,9 +389,8 @@ class Relay:
                 await self._client.try_comment(ping)
 
     def _watch_silence(self) -> None:
-        first = self._phase == "prefill"
-        limit = self._wires.first_token_s if first else self._wires.stall_s
+        first, wires = self._phase == "prefill", self._wires
         silent = trio.current_time() - self._heard
-        if silent >= limit:
+        if silent >= (wires.first_token_s if first else wires.stall_s):
             phase = "first-token" if first else "decode"
             self._tell(c.SilenceSeen(request=self.name, phase=phase, silent_s=silent))

@@ -97,6 +97,9 @@ class Answer:
         if event.data is None:
             return self._comment(event)
         chunk = read_chunk(event.data)
+        if self._failed:
+            # An error has been passed on: the answer ends with it.
+            return NOTHING
         if chunk.done:
             self._done = True
             return NOTHING
@@ -107,12 +110,13 @@ class Answer:
             return Output(reused=chunk.progress.cache)
         if chunk.finish is not None or chunk.usage is not None:
             return self._finishing(event, chunk)
-        if self.leg > 0:
-            if chunk.role_only:
-                return NOTHING
-            event = self._renamed(event)
-        elif self._identity is None:
+        if self.leg > 0 and chunk.role_only:
+            return NOTHING
+        if self._identity is None:
+            # Usually the first leg's; one that said nothing has named nothing.
             self._identity = (chunk.id, chunk.created)
+        elif self.leg > 0:
+            event = self._renamed(event)
         return self._text(event, chunk)
 
     def _comment(self, event: SseEvent) -> Output:

@@ -78,7 +78,7 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     """Extend ``lease``, which stands at ``cells``, if at least ``least`` cells are free."""
     house = step.house
     had = lease.granted
-    most = had + house.free
+    most = had + house.at_hand
     if most - cells < least:
         return False
     left = remaining(house, lease, generated)
@@ -116,9 +116,10 @@ def _resume_head(step: Step) -> bool:
     alone = house.granted_total == 0
     settings = house.settings
     credit = Cells(min(left, settings.block_min if alone else settings.quantum))
-    if lease.cells + credit > house.free:
+    free = house.at_hand
+    if lease.cells + credit > free:
         return False
-    credit = Cells(max(credit, min(left, (house.free - lease.cells) // max(2, house.slots))))
+    credit = Cells(max(credit, min(left, (free - lease.cells) // max(2, house.slots))))
     granted = Cells(lease.cells + credit)
     slots = free_slots(house, lease)
     step.emit(
@@ -142,7 +143,7 @@ def _grant_head(step: Step) -> bool:
 def grant(step: Step, lease: Lease) -> bool:
     """Grant ``lease`` its slots and first credit, if both are there."""
     house = step.house
-    if not has_seats(house, lease) or lease.seats * lease.prompt > house.free:
+    if not has_seats(house, lease) or lease.seats * lease.prompt > house.at_hand:
         return False
     feasible = is_feasible(house, lease)
     credit = first_credit(house, lease, feasible)
@@ -173,13 +174,14 @@ def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
     left = remaining(house, lease, 0)
     if not lease.pausable or not house.settings.preempt:
         price = honest_price(house, lease)
-        return Cells(price - lease.seats * lease.prompt) if price <= house.free else None
+        return Cells(price - lease.seats * lease.prompt) if price <= house.at_hand else None
     settings = house.settings
     left = min(left, until_forced(lease, 0))
     least = min(left, settings.block_min if feasible else settings.first_block)
-    if lease.prompt + least > house.free:
+    free = house.at_hand
+    if lease.prompt + least > free:
         return None
-    share = (house.free - lease.prompt) // max(2, house.slots)
+    share = (free - lease.prompt) // max(2, house.slots)
     return Cells(min(left, max(least, share)))
 
 
@@ -214,8 +216,8 @@ def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...]:
 def to_erase(house: House, more: int, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
     """Idle slots whose residue must go so that ``more`` granted cells really exist.
 
-    Least recently used first. The slots in ``taken`` give their residue up anyway, and
-    what somebody else is erasing already is as good as gone.
+    Least recently used first. The slots in ``taken`` give their residue up anyway; what
+    somebody else is erasing already has been kept out of ``more``.
     """
     over = house.granted_total + more + house.residue_total - house.limit
     if over <= 0:
@@ -309,7 +311,7 @@ def revive(step: Step) -> None:
     The policy's choice of the waiting is parked, for the head of their line.
     """
     house = step.house
-    if not house.waiting or house.runners or house.coming or not house.ready:
+    if not house.waiting or house.runners or house.coming or house.erasing or not house.ready:
         return
     asker = house.leases[house.waiting[0]]
     press(step, asker, asker.cells, asker.generated, asker.need)

@@ -144,6 +144,18 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return Cells(self.cells - self.headroom - self.granted_total)
 
     @property
+    def at_hand(self) -> Cells:
+        """``free`` less the residue that somebody is still erasing: cells that a newcomer
+        may use at once. The server purges idle slots by itself when cells run out, and
+        one of those could belong to a chat that only waits.
+        """
+        if not self.erasing:
+            return self.free
+        residue = self.residue
+        busy = sum(residue[slot].cells for slot in self.erasing if slot in residue)
+        return Cells(self.free - busy)
+
+    @property
     def ready(self) -> bool:
         """Whether the server takes work."""
         return self.server.state == "ready"

@@ -20,6 +20,7 @@ OPEN, CLOSE = "<think>", "</think>"
 SEAT = "<assistant>"
 HARMLESS = ("pings", "notices", "silence", "no-timings", "slow-prefill", "pause")
 Json = dict[str, Any]
+HOURS_S = 50_000.0
 Outcome = Callable[[], httpx.Response | Exception | None]
 
 
@@ -31,11 +32,13 @@ class Slot:
     busy: bool = False
     idle: trio.Event = attrs.field(factory=trio.Event)
 
-    def take(self) -> None:
-        self.busy, self.idle = True, trio.Event()
+    streams: bool = False
+
+    def take(self, *, streams: bool = False) -> None:
+        self.busy, self.streams, self.idle = True, streams, trio.Event()
 
     def let_go(self) -> None:
-        self.busy = False
+        self.busy = self.streams = False
         self.idle.set()
 
 
@@ -163,10 +166,10 @@ class ScriptedServer(httpx.AsyncBaseTransport):
         if fault == "400":
             refused = {"error": {"message": "no\n\ndata: [DONE]\n\n", "code": 400, "x": 1}}
             return httpx.Response(400, json=refused)
-        slot = self.slots[fields["id_slot"]]
+        slot = self.slots[int(fields["id_slot"])]
         if slot.busy:
             self.broken_rules.append(f"leg {leg} in a busy slot")
-        slot.take()
+        slot.take(streams=True)
         chat = path.startswith("/v1/chat")
         prompt = rendered(fields) if chat else fields["prompt"]
         state = [False]
@@ -200,11 +203,12 @@ class ScriptedServer(httpx.AsyncBaseTransport):
                 break
             shared += 1
         shared = min(shared, len(prompt) - 1)
+        slot.tokens = slot.tokens[:shared]
         if fields.get("return_progress"):
             progress = {"total": len(prompt), "cache": shared, "processed": shared}
             yield data({"choices": [], "prompt_progress": progress, **self._name(leg)})
         if fault == "mute":
-            await trio.sleep(100_000)
+            await trio.sleep(HOURS_S)
         if fault == "slow-prefill":
             await trio.sleep(150)
         await trio.sleep(self.prefill_s)
@@ -212,7 +216,9 @@ class ScriptedServer(httpx.AsyncBaseTransport):
         voice = Voice(fields, chat, self._name(leg))
         if chat:
             yield voice.role()
-        whole = (OPEN.encode() + self.thought + CLOSE.encode() if self.thought else b"") + self.answer
+        whole = (
+            OPEN.encode() + self.thought + CLOSE.encode() if self.thought else b""
+        ) + self.answer
         at = len(prompt.partition(SEAT.encode())[2])
         reason, made = "length", 0
         for made in range(1, int(fields["max_tokens"]) + 1):
@@ -228,15 +234,14 @@ class ScriptedServer(httpx.AsyncBaseTransport):
                     return
             await trio.sleep(self.token_s)
             slot.tokens.append(whole[at + made - 1])
-            if sum(len(one.tokens) for one in self.slots) > self.cells:
-                self.broken_rules.append("Context size has been exceeded.")
+            self._fit(f"leg {leg} of {fields['max_tokens']} at {made}")
             piece, stopped = voice.say(whole[:at], whole[at : at + made])
             if piece:
                 yield piece
             if stopped:
                 reason = "stop"
                 break
-        if reason == "stop" and not voice.stopped or not self.keeps_half_stops:
+        if reason == "stop" or not self.keeps_half_stops:
             rest = voice.rest(whole[:at], whole[at : at + made])
             if rest:
                 yield rest
@@ -247,6 +252,15 @@ class ScriptedServer(httpx.AsyncBaseTransport):
             return
         yield voice.last(reason, {} if fault == "no-timings" else {"timings": timings})
         yield b"data: [DONE]\n\n"
+
+    def _fit(self, where: str) -> None:
+        """Idle slots are purged when their cells are needed; what streams must fit by itself."""
+        for slot in self.slots:
+            if sum(len(one.tokens) for one in self.slots) > self.cells and not slot.streams:
+                slot.tokens = []
+        held = [len(one.tokens) for one in self.slots]
+        if sum(held) > self.cells:
+            self.broken_rules.append(f"Context size has been exceeded: {where}: {held}")
 
     def _name(self, leg: int) -> Json:
         return {"id": f"chatcmpl-{leg}", "created": 1000 + leg}
@@ -264,7 +278,7 @@ async def misbehave(fault: str) -> AsyncIterator[bytes]:
         case "error-event":
             yield b'data: {"error":{"message":"decode failed","code":500}}\n\n'
         case "silence":
-            await trio.sleep(100_000)
+            await trio.sleep(HOURS_S)
         case "pause":
             await trio.sleep(100)
         case "pings":
@@ -283,7 +297,7 @@ class Voice:
     def __init__(self, fields: Json, chat: bool, name: Json) -> None:
         self._chat = chat
         self._name = name
-        stops = fields.get("stop") or []
+        stops: str | list[str] = fields.get("stop") or []
         self._stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
         self._said = 0
         self.stopped = False
@@ -365,7 +379,7 @@ def rendered(fields: Json) -> str:
     thought = last.get("reasoning_content", "")
     if going_on == "reasoning_content":
         return f"{text}{SEAT}{OPEN}{thought}"
-    return f"{text}{SEAT}" + (f"{OPEN}{thought}{CLOSE}" if thought else "") + last["content"]
+    return f"{text}{SEAT}" + (f"{OPEN}{thought}{CLOSE}" if thought else "") + str(last["content"])
 
 
 def data(fields: Json) -> bytes:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import attrs
 import h11
@@ -186,7 +187,7 @@ class Stage:
             method=method,
             target=target or path,
             path=raw,
-            query=dict(pair.partition("=")[::2] for pair in query.split("&") if pair),
+            query=dict(parse_qsl(query)),
             headers=headers or {},
             body=body,
             peer="test",
@@ -219,11 +220,9 @@ class Stage:
     async def all_gone(self) -> None:
         """Return when every guest's task is over and every lease is given back."""
         with trio.fail_after(PATIENCE_S):
-            while not all(guest.done for guest in self.guests):
-                await trio.sleep(0.05)
+            await until(lambda: all(guest.done for guest in self.guests))
             await self.ledger.wait_for(lambda house: not house.leases)
-            while any(slot.busy for slot in self.server.slots):
-                await trio.sleep(0.05)
+            await until(lambda: not any(slot.busy for slot in self.server.slots))
 
     def check_empty(self) -> None:
         """Nothing of anybody is left."""
@@ -234,7 +233,7 @@ class Stage:
         assert house.erasing == {}
         assert self.mailboxes == 0
         assert list(self.server.slot_dir.iterdir()) == []
-        assert self.server.broken_rules == []
+        assert self.server.broken_rules == [], self.server.broken_rules
 
     @property
     def mailboxes(self) -> int:
@@ -243,6 +242,12 @@ class Stage:
     @property
     def house(self) -> House:
         return self.ledger.house
+
+
+async def until(condition: Callable[[], bool], every_s: float = 0.05) -> None:
+    """Look again and again: what is waited for has no event of its own."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(every_s)
 
 
 def chat(text: str = "hi", **more: Any) -> Json:
@@ -278,7 +283,9 @@ async def stage(
         )
         gate = Gate(upstream)
         config = Config(attach="http://127.0.0.1:9", debug=debug)
-        it = Stage(nursery, server, ledger, upstream, open_front(config, keys, ledger, gate))
+        it = Stage(
+            nursery, server, ledger, upstream, open_front(config, keys, ledger, gate, trio.Event())
+        )
         async with upstream:
             nursery.start_soon(ledger.run)
             nursery.start_soon(slots.run, upstream, ledger.tap(65_536), ledger.tell)

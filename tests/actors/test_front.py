@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from kvalet.protocol import commands as c
-from tests.actors.stage import CHAT, Guest, Stage, chat, opening, stage
+from tests.actors.scripted import Json
+from tests.actors.stage import CHAT, Guest, Stage, chat, opening, stage, until
 
 pytestmark = [
     # httpx leaves its generators to the collector when a request is cancelled.
@@ -75,8 +76,7 @@ async def test_a_reader_of_events_beyond_the_end_hears_only_what_is_new(tmp_path
         it.invite(chat())
         last = b"lease.released"
         with trio.fail_after(20):
-            while last not in reader.body:
-                await trio.sleep(0.01)
+            await until(lambda: last in reader.body)
         assert reader.events[0] == b": ping"
         ids = [int(block.split(b"\n")[0][4:]) for block in reader.events if block[:1] == b"i"]
         assert ids == sorted(ids)
@@ -166,7 +166,7 @@ async def test_a_chat_that_waits_for_the_server_is_told_when_it_failed(
     ],
 )
 async def test_odd_fields_neither_hang_nor_break_anything(
-    tmp_path: Path, autojump_clock: MockClock, fields: dict[str, object]
+    tmp_path: Path, autojump_clock: MockClock, fields: Json
 ) -> None:
     async with stage(tmp_path) as it:
         asked = [it.invite(chat(stream=flag, **fields)) for flag in (True, False)]

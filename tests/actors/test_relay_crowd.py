@@ -56,14 +56,13 @@ async def test_nothing_is_left_of_a_crowd(
     rng = random.Random(seed)
     method = rng.choice(["save", "recompute"])
     async with stage(tmp_path, cells=rng.choice([200, 300, 600]), method=method, debug=True) as it:
-        it.server.answer = bytes(range(97, 123)) * 2 + "–😀–".encode() + b"end"
+        it.server.answer = bytes(range(97, 123)) * 2 + "→😀→".encode() + b"end"
         await trio.testing.wait_all_tasks_blocked()
         tasks = trio.lowlevel.current_statistics().tasks_living
         if faulty:
             it.server.legs = {n: rng.choice(FAULTS) for n in range(600) if rng.random() < 0.05}
             it.server.faults = [
-                (rng.choice(ROUTES), lambda: httpx.ReadError("gone"))
-                for _ in range(10)
+                (rng.choice(ROUTES), lambda: httpx.ReadError("gone")) for _ in range(10)
             ]
         async with trio.open_nursery() as nursery:
             for _ in range(VISITS):
@@ -72,7 +71,10 @@ async def test_nothing_is_left_of_a_crowd(
         await it.all_gone()
         await trio.sleep(10)
         for guest in it.guests:
-            if not guest.scope.cancelled_caught and guest.exchange.request.body.find(b'"stream":true') > 0:
+            if (
+                not guest.scope.cancelled_caught
+                and guest.exchange.request.body.find(b'"stream":true') > 0
+            ):
                 guest.check_ended_once()
         if not faulty:
             it.check_empty()

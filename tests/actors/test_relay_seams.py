@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 CUTS = [1, 2, 3, 4, 5, 6, 7, 9, 11, 13]
-WORDS = "naïve 😀 über €5 – 日本語 für alle"
+WORDS = "naïve 😀 über €5 → 日本語 für alle"
 
 
 async def ask(it: Stage, cut: int, path: str = "", **fields: Any) -> Guest:
@@ -56,6 +56,17 @@ async def test_characters_of_many_bytes_are_never_cut_or_doubled(
         assert guest.content == WORDS
         check_one_message(guest)
         assert guest.chunks[-1]["timings"]["predicted_n"] >= len(WORDS.encode())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+async def test_an_answer_whose_first_leg_says_nothing_has_one_name(
+    tmp_path: Path, autojump_clock: MockClock, cut: int
+) -> None:
+    async with stage(tmp_path, debug=True) as it:
+        it.server.answer = "日本語".encode()
+        guest = await ask(it, cut, TEXT)
+        assert guest.content == "日本語"
+        check_one_message(guest)
 
 
 @pytest.mark.parametrize("cut", CUTS)

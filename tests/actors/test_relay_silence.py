@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.scripted import Json
-from tests.actors.stage import Guest, Stage, chat, stage
+from tests.actors.stage import Guest, Stage, chat, stage, until
 
 pytestmark = [
     # httpx leaves its generators to the collector when a request is cancelled.
@@ -20,8 +20,7 @@ pytestmark = [
 async def ends(it: Stage, guest: Guest) -> float:
     """How many seconds until the guest's answer ended."""
     began = trio.current_time()
-    while not guest.done:
-        await trio.sleep(0.5)
+    await until(lambda: guest.done)
     return trio.current_time() - began
 
 
@@ -35,23 +34,20 @@ def stalls(guest: Guest) -> list[Json]:
     return [error for error in guest.errors if error["code"] == "stalled"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "limit_s"), [("silence", 120), ("pings", 120), ("mute", 1200)]
-)
+@pytest.mark.parametrize(("fault", "limit_s"), [("silence", 120), ("pings", 120), ("mute", 1200)])
 async def test_silence_is_one_stall_error_at_its_deadline(
     tmp_path: Path, autojump_clock: MockClock, fault: str, limit_s: int
 ) -> None:
     async with stage(tmp_path) as it:
         it.server.legs = {0: fault}
         silent = it.invite(chat("one"))
-        while not it.server.begun:
-            await trio.sleep(0.001)
+        await until(lambda: bool(it.server.begun))
         neighbour = it.invite(chat("two"))
         spent_s = await ends(it, silent)
         await settle(it)
         silent.check_ended_once()
         assert len(stalls(silent)) == 1
-        assert limit_s <= spent_s < limit_s + 5
+        assert limit_s - 1 <= spent_s < limit_s + 5
         assert neighbour.content == it.server.answer.decode()
 
 
@@ -83,14 +79,14 @@ async def test_silence_while_parked_is_no_stall_and_is_filled_with_comments(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with stage(tmp_path, cells=240) as it:
-        it.server.token_s = 30.0
+        it.server.token_s = 12.0
         guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
         await settle(it)
         for guest in guests:
             guest.check_ended_once()
             assert guest.content == it.server.answer.decode()
         kept = [guest.comments.count(b": preempt-keepalive") for guest in guests]
-        assert max(kept) > 100
+        assert max(kept) > 50
 
 
 async def test_a_long_prefill_that_tells_its_progress_is_no_stall(
@@ -109,8 +105,7 @@ async def test_a_server_that_hangs_between_two_legs_fails_one_answer_alone(
 ) -> None:
     async with stage(tmp_path, cells=120) as it:
         guest = it.invite(chat())
-        while not it.server.begun:
-            await trio.sleep(0.01)
+        await until(lambda: bool(it.server.begun))
         it.server.faults = [("POST /apply-template", lambda: None)]
         await settle(it)
         guest.check_ended_once()
@@ -122,8 +117,7 @@ async def test_a_client_who_reads_slowly_is_not_taken_for_a_stalled_server(
 ) -> None:
     async with stage(tmp_path) as it:
         slow, quick = it.invite(chat("one")), it.invite(chat("two"))
-        while not slow.content:
-            await trio.sleep(0.01)
+        await until(lambda: bool(slow.content))
         slow.paper.reads = trio.Event()
         await trio.sleep(400)
         assert quick.content == it.server.answer.decode()
@@ -138,8 +132,7 @@ async def test_a_client_who_reads_slowly_while_its_chat_is_recomputed(
 ) -> None:
     async with stage(tmp_path, cells=240, method="recompute") as it:
         guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
-        while not it.house.totals.resumes:
-            await trio.sleep(0.001)
+        await until(lambda: bool(it.house.totals.resumes))
         for guest in guests:
             guest.paper.reads = trio.Event()
         await trio.sleep(50)
