@@ -45,10 +45,10 @@ class SchedulerConfig:
     slots: int
     journal: Path
     headroom: int | None = None
-    policy: str = "least-sunk"
-    block_min: int = 16
+    policy: str = "fair-share"
+    block_min: int = 8
     first_block: int = 64
-    quantum: int = 64
+    quantum: int = 32
     resume_max: int = 32
     promote_after: int = 3
     queue_max: int = 1024

@@ -24,10 +24,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     it a park drops the cells and they are computed again.
     """
 
-    policy: str = "least-sunk"
-    block_min: int = 16
+    policy: str = "fair-share"
+    block_min: int = 8
     first_block: int = 64
-    quantum: int = 64
+    quantum: int = 32
     resume_max: int = 32
     promote_after: int = 3
     queue_max: int = 1024

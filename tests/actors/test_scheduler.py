@@ -34,7 +34,13 @@ SOON_S = 60.0
 def small_pool(journal: Path) -> SchedulerConfig:
     """Small blocks, so that a handful of tokens makes a story."""
     return SchedulerConfig(
-        cells=128, slots=2, block_min=4, first_block=8, quantum=8, journal=journal
+        cells=128,
+        slots=2,
+        policy="least-sunk",
+        block_min=4,
+        first_block=8,
+        quantum=8,
+        journal=journal,
     )
 
 
