@@ -92,7 +92,7 @@ async def test_silence_while_parked_is_no_stall_and_is_filled_with_comments(
 async def test_a_long_prefill_that_tells_its_progress_is_no_stall(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with stage(tmp_path, cells=240) as it:
+    async with stage(tmp_path, cells=216) as it:
         it.server.legs = dict.fromkeys(range(200), "slow-prefill")
         guests = [it.invite(chat(name)) for name in ("one", "two", "six")]
         await settle(it)
