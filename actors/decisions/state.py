@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from kvalet.protocol.commands import Settings
@@ -159,11 +157,6 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def ready(self) -> bool:
         """Whether the server takes work."""
         return self.server.state == "ready"
-
-
-def holders(house: House) -> Iterator[Lease]:
-    """Leases that hold cells now, oldest request first."""
-    return (lease for lease in house.leases.values() if lease.state in HOLDING)
 
 
 def coming_of(lease: Lease) -> Cells:
