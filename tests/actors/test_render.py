@@ -120,7 +120,7 @@ def test_the_likeliest_slot_is_the_one_that_shares_most() -> None:
 
 def test_settings_are_not_spelled_out() -> None:
     opened = e.HouseOpened(settings=Settings(preempt=False))
-    assert sentence(opened) == "the journal is taken over: policy least-sunk, parking off"
+    assert sentence(opened) == "the journal is taken over: policy fair-share, parking off"
 
 
 def test_nothing_in_a_sentence_can_steer_the_terminal() -> None:
