@@ -19,7 +19,7 @@ from cattrs.errors import ClassValidationError
 from cattrs.v import format_exception
 
 from kvalet.actors.decisions.preemption import POLICIES
-from kvalet.protocol.commands import DEFAULT_FIRST_TOKEN_S, DEFAULT_STALL_S
+from kvalet.protocol.commands import DEFAULTS
 from kvalet.protocol.errors import ConfigFault
 
 DEFAULT_CTX = 8192
@@ -84,17 +84,17 @@ class Config:
     exact: str = attrs.field(default="off", validator=_one_of("auto", "off", "on"))
     api_key_file: Path | None = None
     state_dir: Path = attrs.field(factory=default_state_dir)
-    policy: str = attrs.field(default="fair-share", validator=_one_of(*POLICIES))
+    policy: str = attrs.field(default=DEFAULTS.policy, validator=_one_of(*POLICIES))
     park_method: str = attrs.field(default="auto", validator=_one_of("auto", "save", "recompute"))
     park_ram_mib: int | None = attrs.field(default=None, validator=_not_negative)
-    block_min: int = attrs.field(default=8, validator=_positive)
-    first_block: int = attrs.field(default=64, validator=_positive)
-    quantum: int = attrs.field(default=32, validator=_positive)
-    resume_max: int = attrs.field(default=32, validator=_positive)
-    queue_max: int = attrs.field(default=1024, validator=_positive)
+    block_min: int = attrs.field(default=DEFAULTS.block_min, validator=_positive)
+    first_block: int = attrs.field(default=DEFAULTS.first_block, validator=_positive)
+    quantum: int = attrs.field(default=DEFAULTS.quantum, validator=_positive)
+    resume_max: int = attrs.field(default=DEFAULTS.resume_max, validator=_positive)
+    queue_max: int = attrs.field(default=DEFAULTS.queue_max, validator=_positive)
     body_max_mib: int = attrs.field(default=16, validator=_positive)
-    first_token_s: float = attrs.field(default=DEFAULT_FIRST_TOKEN_S, validator=_positive)
-    stall_s: float = attrs.field(default=DEFAULT_STALL_S, validator=_positive)
+    first_token_s: float = attrs.field(default=DEFAULTS.first_token_s, validator=_positive)
+    stall_s: float = attrs.field(default=DEFAULTS.stall_s, validator=_positive)
     keepalive_s: float = attrs.field(default=2.0, validator=_positive)
     drain_s: float = attrs.field(default=10.0, validator=_positive)
 

@@ -35,7 +35,7 @@ class Journal:
         self.size = size
         self.failure: str | None = None
         self._descriptor = descriptor
-        self._dirty = False
+        self._synced = seq
         self._appended = trio.Event()
         self._failed = trio.Event()
 
@@ -48,7 +48,6 @@ class Journal:
             raise JournalFault(self.failure)
         self.write(b"".join(encode(decision) for decision in decisions))
         self.seq = decisions[-1].seq
-        self._dirty = True
         self._appended.set()
         self._appended = trio.Event()
 
@@ -82,15 +81,15 @@ class Journal:
         await self._failed.wait()
 
     async def run_sync(self) -> None:
-        """Sync what was appended, at most every ``SYNC_INTERVAL_S``, until cancelled or failed."""
+        """Sync what was appended, ``SYNC_INTERVAL_S`` after it, until cancelled or failed."""
         while self.failure is None:
+            await self.wait_appended(self._synced)
             await trio.sleep(SYNC_INTERVAL_S)
-            if self._dirty:
-                self._dirty = False
-                try:
-                    await trio.to_thread.run_sync(os.fdatasync, self._descriptor)
-                except OSError as error:
-                    self._fail(f"cannot sync {self.path}: {error}")
+            self._synced = self.seq
+            try:
+                await trio.to_thread.run_sync(os.fdatasync, self._descriptor)
+            except OSError as error:
+                self._fail(f"cannot sync {self.path}: {error}")
 
     def close(self) -> None:
         """Sync and close; the lock goes with it."""

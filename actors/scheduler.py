@@ -23,6 +23,7 @@ from kvalet.actors.journal import open_journal
 from kvalet.actors.leases import SURFACE, Desk, Lease, Line, arrive, check_request
 from kvalet.actors.ledger import Ledger
 from kvalet.protocol import commands as c
+from kvalet.protocol.commands import DEFAULTS
 from kvalet.protocol.errors import ConfigFault, ServerFault
 from kvalet.protocol.ids import Cells, Nanos
 from kvalet.protocol.journal import SCHEMA, Header
@@ -45,13 +46,13 @@ class SchedulerConfig:
     slots: int
     journal: Path
     headroom: int | None = None
-    policy: str = "fair-share"
-    block_min: int = 8
-    first_block: int = 64
-    quantum: int = 32
-    resume_max: int = 32
-    promote_after: int = 3
-    queue_max: int = 1024
+    policy: str = DEFAULTS.policy
+    block_min: int = DEFAULTS.block_min
+    first_block: int = DEFAULTS.first_block
+    quantum: int = DEFAULTS.quantum
+    resume_max: int = DEFAULTS.resume_max
+    promote_after: int = DEFAULTS.promote_after
+    queue_max: int = DEFAULTS.queue_max
     park_ram_bytes: int | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -11,9 +11,6 @@ import msgspec
 
 from kvalet.protocol.ids import Cells, RequestId, SlotId
 
-DEFAULT_FIRST_TOKEN_S = 1200.0
-DEFAULT_STALL_S = 120.0
-
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the scheduler is told once, at the start of a journal.
@@ -25,16 +22,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     policy: str = "fair-share"
-    block_min: int = 8
+    block_min: int = 16
     first_block: int = 64
-    quantum: int = 32
+    quantum: int = 48
     resume_max: int = 32
     promote_after: int = 3
     queue_max: int = 1024
     park_ram_bytes: int | None = None
     preempt: bool = True
-    first_token_s: float = DEFAULT_FIRST_TOKEN_S
-    stall_s: float = DEFAULT_STALL_S
+    first_token_s: float = 1200.0
+    stall_s: float = 120.0
+
+
+DEFAULTS = Settings()
+"""What applies where nothing else is said, in every configuration."""
 
 
 class _Command(

@@ -50,10 +50,14 @@ def block(house: House, left: int) -> int:
     what is free, never less than the smallest block.
 
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
-    short in a full one, and never hands more than half of what is free to one chat.
+    short in a full one, and never hands more than half of what is free to one chat. While
+    somebody is parked it is a quantum at most, so that freed cells can still bring the
+    parked back instead of lying in the credit of those who run.
     """
     free, slots = house.free, house.slots
     share = free // (slots if slots > 2 else 2)
+    if house.parked and share > house.settings.quantum:
+        share = house.settings.quantum
     least = min(house.settings.block_min, free)
     return min(share if share > least else least, left)
 
