@@ -92,17 +92,15 @@ def fold(house: House, events: Iterable[e.AnyEvent], at_ns: Nanos) -> House:
 
 def _put(house: House, lease: Lease, **changes: Any) -> House:
     request = lease.request
-    old = house.leases.get(request)
-    if old is None or old.state != lease.state:
-        runs, ran = lease.state == RUNNING, old is not None and old.state == RUNNING
-        changes["runners"] = house.runners + runs - ran
-    came = coming_of(old) if old is not None else 0
-    comes = coming_of(lease)
-    if came != comes:
-        changes["coming"] = house.coming + comes - came
     # A copy is three times as fast as {**leases, request: lease}.
     leases = house.leases.copy()
+    old = leases.get(request)
     leases[request] = lease
+    if old is None or old.state != lease.state or old.ordered or lease.ordered:
+        runs, ran = lease.state == RUNNING, old is not None and old.state == RUNNING
+        changes["runners"] = house.runners + runs - ran
+        came = coming_of(old) if old is not None else 0
+        changes["coming"] = house.coming + coming_of(lease) - came
     return replace(house, leases=leases, **changes)
 
 

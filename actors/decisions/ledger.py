@@ -23,8 +23,11 @@ from kvalet.protocol.ids import Cells, LeaseId, SlotId
 
 def remaining(house: House, lease: Lease, generated: int) -> int:
     """Tokens this request may still generate: its own cap, or what the pool could hold."""
-    room = house.limit - lease.prompt - generated
-    return room if lease.cap is None else min(room, lease.cap - generated)
+    room = house.cells - house.headroom - lease.prompt - generated
+    if lease.cap is None:
+        return room
+    left = lease.cap - generated
+    return left if left < room else room
 
 
 NEVER = 1 << 62
@@ -45,21 +48,22 @@ def is_forced(house: House, lease: Lease, generated: int) -> bool:
     )
 
 
-def block(house: House, left: int) -> int:
+def block(house: House, left: int, free: int) -> int:
     """Credit for the next leg of a chat that may generate ``left`` tokens more: a share of
-    what is free, never less than the smallest block.
+    the ``free`` cells, never less than the smallest block.
 
     A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
     short in a full one, and never hands more than half of what is free to one chat. While
     somebody is parked it is a quantum at most, so that freed cells can still bring the
     parked back instead of lying in the credit of those who run.
     """
-    free, slots = house.free, house.slots
+    slots, settings = house.slots, house.settings
     share = free // (slots if slots > 2 else 2)
-    if house.parked and share > house.settings.quantum:
-        share = house.settings.quantum
-    least = min(house.settings.block_min, free)
-    return min(share if share > least else least, left)
+    if house.parked and share > settings.quantum:
+        share = settings.quantum
+    least = settings.block_min if settings.block_min < free else free
+    share = share if share > least else least
+    return share if share < left else left
 
 
 def fill(step: Step) -> None:
@@ -81,15 +85,14 @@ def _serve_one(step: Step) -> bool:
 def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells) -> bool:
     """Extend ``lease``, which stands at ``cells``, if at least ``least`` cells are free."""
     house = step.house
-    had = lease.granted
-    most = had + house.at_hand
+    had, free = lease.granted, house.free
+    most = had + (house.at_hand if house.erasing else free)
     if most - cells < least:
         return False
     left = remaining(house, lease, generated)
     if lease.park_every:
         left = min(left, until_forced(lease, generated))
-    credit = max(block(house, left), least)
-    granted = Cells(min(max(cells + credit, had), most))
+    granted = Cells(min(max(cells + max(block(house, left, free), least), had), most))
     erase = to_erase(house, granted - had) if house.residue else ()
     step.emit(
         e.LeaseExtended(
