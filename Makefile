@@ -60,7 +60,7 @@ covered: dev
 	@$(BIN)/coverage run -m pytest
 	@$(BIN)/coverage report --include='protocol/*' --skip-covered --show-missing --fail-under=100
 
-bench: .venv/.demo ## parallel chats, measured
+bench: .venv/.demo ## core, journal, relay and a lone chat, measured
 	@$(BIN)/python -m kvalet.sims.bench
 
 sim: ## simulated worlds

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import trio
 
-from kvalet.actors.server import Server, decode_props, open_client
+from kvalet.actors.server import Server, open_client, read_props
 from kvalet.protocol.commands import Command, ReadySeen
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
 from kvalet.protocol.ids import Cells
@@ -52,14 +52,14 @@ async def run(
             server.url, server.api_key, timeout_s=_ATTACH_TIMEOUT_S, transport=transport
         ) as client:
             await _ask(client, "/health")
-            props = decode_props(await _ask(client, "/props"))
+            props = read_props(await _ask(client, "/props"))
             slots = await _ask_slots(client)
         seats = min(parallel or len(slots), len(slots))
         await reports.send(
             ReadySeen(
                 generation=generation,
                 url=server.url,
-                build=props.build_info,
+                build=props.build,
                 model=props.model,
                 cells=Cells(ctx or min(slot.n_ctx for slot in slots)),
                 slots=seats,

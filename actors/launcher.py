@@ -27,10 +27,11 @@ from kvalet.actors.decisions.launch import (
     redacted,
     round_cells,
 )
-from kvalet.actors.server import Props, Server, decode_props, open_client
+from kvalet.actors.server import Server, open_client, read_props
 from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
 from kvalet.protocol.ids import Cells
+from kvalet.protocol.llama import Props
 
 LOG_NAME: Final = "llama-server.log"
 PORT_TRIES: Final = 3
@@ -282,7 +283,7 @@ async def _poll(client: httpx.AsyncClient) -> Props:
             healthy = (await client.get("/health")).status_code == 200
             # Whoever answers without our key is a stranger on our port, not the child.
             if healthy and await _wants_key(client):
-                return decode_props((await client.get("/props")).content)
+                return read_props((await client.get("/props")).content)
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_MAX_S)
 
@@ -295,7 +296,7 @@ def _ready_seen(plan: _Plan, props: Props, url: str, pid: int) -> ReadySeen:
     return ReadySeen(
         generation=plan.generation,
         url=url,
-        build=plan.capabilities.build or props.build_info,
+        build=plan.capabilities.build or props.build,
         model=props.model or plan.config.model.stem,
         cells=round_cells(plan.config.ctx),
         slots=plan.config.parallel,

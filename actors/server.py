@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import msgspec
 from attrs import field, frozen
 
 from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.protocol import llama
+from kvalet.protocol.errors import ServerFault
 
 
 @frozen(kw_only=True)
@@ -27,20 +28,6 @@ class Server:
     pid: int | None = None
 
 
-class Props(msgspec.Struct, frozen=True):
-    """The few fields of ``/props`` that a launch reads."""
-
-    build_info: str = ""
-    model_alias: str | None = None
-    model_path: str = ""
-
-    @property
-    def model(self) -> str:
-        """The model's alias, else its file name: an alias that nobody gave is the whole path."""
-        alias = self.model_alias or self.model_path
-        return Path(alias).stem if alias == self.model_path else alias
-
-
 def open_client(
     url: str,
     api_key: str,
@@ -57,9 +44,9 @@ def open_client(
     )
 
 
-def decode_props(body: bytes) -> Props:
+def read_props(body: bytes) -> llama.Props:
     """Read ``/props``; never fails. A build whose ``/props`` looks otherwise still works."""
     try:
-        return msgspec.json.decode(body, type=Props)
-    except msgspec.DecodeError:
-        return Props()
+        return llama.decode_props(body)
+    except ServerFault:
+        return llama.Props()

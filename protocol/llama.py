@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TypeVar
 
 import msgspec
@@ -26,16 +27,25 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /props``. ``n_ctx`` is one slot's limit, which need not be the pool's size."""
+    """``GET /props``. ``n_ctx`` is one slot's limit, which need not be the pool's size.
 
-    n_ctx: int
-    slots: int
+    What a build leaves out stays empty or 0.
+    """
+
+    n_ctx: int = 0
+    slots: int = 0
     build: str = ""
     model_path: str = ""
     model_alias: str = ""
     sleeping: bool = False
     template_caps: dict[str, bool] = {}
     modalities: dict[str, bool] = {}
+
+    @property
+    def model(self) -> str:
+        """The model's alias, else its file name: an alias that nobody gave is the whole path."""
+        alias = self.model_alias or self.model_path
+        return PurePath(alias).stem if alias == self.model_path else alias
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,13 +93,13 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx: int | None = None
 
 
-class _GenerationSettings(msgspec.Struct):
-    n_ctx: int
+class _GenerationSettings(msgspec.Struct, frozen=True):
+    n_ctx: int = 0
 
 
 class _PropsWire(msgspec.Struct):
-    default_generation_settings: _GenerationSettings
-    total_slots: int
+    default_generation_settings: _GenerationSettings = _GenerationSettings()
+    total_slots: int = 0
     build_info: str = ""
     model_path: str = ""
     model_alias: str | None = None

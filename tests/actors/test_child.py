@@ -20,6 +20,7 @@ from kvalet.actors.child import (
     sweep_slot_directories,
 )
 from kvalet.protocol.errors import EnvironmentFault
+from tests.processes import is_there, wait_gone
 
 
 def shell(script: str, log_path: Path) -> Child:
@@ -36,20 +37,6 @@ async def wait_up(path: Path) -> None:
     """Wait until the script has written to the fifo."""
     with trio.fail_after(10):
         assert await trio.to_thread.run_sync(path.read_text) == "up\n"
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-async def wait_gone(pid: int) -> None:
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with trio.fail_after(5):
-        await trio.lowlevel.wait_readable(watched)
-    os.close(watched)
 
 
 async def test_a_child_ends_with_its_status_and_its_last_words(tmp_path: Path) -> None:

@@ -37,6 +37,17 @@ def test_props_without_an_alias_have_an_empty_one() -> None:
     assert llama.decode_props(PROPS.replace(b'"gemma"', b"null")).model_alias == ""
 
 
+def test_a_model_is_called_by_its_alias_and_else_by_its_file() -> None:
+    assert llama.decode_props(PROPS).model == "gemma"
+    assert llama.decode_props(PROPS.replace(b'"gemma"', b"null")).model == "gemma"
+    unnamed = llama.Props(model_alias="/m/other.gguf", model_path="/m/other.gguf")
+    assert unnamed.model == "other"
+
+
+def test_props_of_another_build_are_read_as_far_as_they_go() -> None:
+    assert llama.decode_props(b"{}") == llama.Props()
+
+
 def test_a_slot_that_never_ran_holds_no_cells() -> None:
     idle, busy = llama.decode_slots(SLOTS)
     assert idle == SlotState(id=0, n_ctx=4096)
@@ -96,6 +107,8 @@ def test_an_answer_of_another_shape_is_the_servers_fault(
 ) -> None:
     if decode is llama.decode_completion and body.startswith(b"{"):
         body = b'{"tokens":"none"}'
+    if decode is llama.decode_props and body.startswith(b"{"):
+        body = b'{"total_slots":"none"}'
     with pytest.raises(ServerFault, match="is not understood"):
         decode(body)
 

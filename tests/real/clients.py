@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -151,17 +150,6 @@ async def get(url: str, headers: dict[str, str] | None = None) -> httpx.Response
     """What a GET says."""
     async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
         return await client.get(url, headers=headers)
-
-
-async def wait_gone(pid: int) -> None:
-    """Until the process has ended."""
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with trio.fail_after(5):
-        await trio.lowlevel.wait_readable(watched)
-    os.close(watched)
 
 
 def events_in(state_dir: Path) -> list[AnyEvent]:

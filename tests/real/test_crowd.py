@@ -53,27 +53,20 @@ def granted_at_first_park(state_dir: Path, cells: int) -> float:
     return parks[0].pool_granted / cells
 
 
-async def test_eight_chats_on_four_slots_all_finish_in_a_pool_for_three(tmp_path: Path) -> None:
-    async with kvalet(tmp_path, ctx=512, parallel=4) as front:
-        with trio.fail_after(240):
-            everybody = await talk_at_once(front.url, 8, 110)
-        check_all_done(everybody, 110)
+async def test_eight_chats_on_four_slots_all_finish_in_a_pool_that_is_used_to_the_full(
+    tmp_path: Path,
+) -> None:
+    async with kvalet(tmp_path, ctx=2048, parallel=4) as front:
+        with trio.fail_after(300):
+            everybody = await talk_at_once(front.url, 8, 250, LONG_PREFACE)
+        check_all_done(everybody, 250)
         totals = front.ledger.house.totals
         assert (totals.finished, totals.failed) == (8, 0)
-        assert totals.parks >= 1
+        assert totals.resumes >= 1
+        assert totals.recomputes == 0
         waiting = [heard for heard in everybody if heard.comments["admission-done"]]
         assert len(waiting) >= 4
         assert all(heard.usage["kvalet"]["waited_s"] > 0 for heard in waiting)
-
-
-async def test_the_first_park_comes_when_the_pool_is_really_full(tmp_path: Path) -> None:
-    async with kvalet(tmp_path, ctx=2048, parallel=4) as front:
-        with trio.fail_after(240):
-            everybody = await talk_at_once(front.url, 4, 220, LONG_PREFACE)
-        check_all_done(everybody, 220)
-        resumes = front.ledger.house.totals.resumes
-        assert resumes >= 1
-        assert front.ledger.house.totals.recomputes == 0
     assert granted_at_first_park(tmp_path, 2048) >= 0.98
 
 

@@ -22,6 +22,7 @@ from kvalet.actors.launcher import LaunchConfig
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
+from tests.processes import is_there, wait_gone
 
 pytestmark = pytest.mark.real
 
@@ -40,20 +41,6 @@ def config(model: Path, tmp_path: Path) -> LaunchConfig:
 
 def slot_directories() -> set[Path]:
     return set(memory_root().glob(f"kvalet-{os.getuid()}-{os.getpid()}-*"))
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-async def wait_gone(pid: int) -> None:
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with trio.fail_after(5):
-        await trio.lowlevel.wait_readable(watched)
-    os.close(watched)
 
 
 async def test_a_launch_comes_up_answers_to_its_key_only_and_leaves_nothing(

@@ -20,6 +20,7 @@ from kvalet.actors.child import memory_root
 from kvalet.actors.decisions.replay import audit, replay
 from kvalet.actors.journal import read_journal
 from kvalet.protocol import events as e
+from tests.processes import wait_gone
 from tests.real.clients import (
     ONE_THREAD,
     PROMPTS,
@@ -32,7 +33,6 @@ from tests.real.clients import (
     get,
     kvalet,
     listen,
-    wait_gone,
 )
 
 pytestmark = pytest.mark.real
