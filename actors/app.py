@@ -19,6 +19,7 @@ import trio
 from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
 from kvalet.actors.config import DEFAULT_CTX, DEFAULT_PARALLEL, Config, unstructure
+from kvalet.actors.decisions.refusal import STOPPING
 from kvalet.actors.doctor import read_memory_available
 from kvalet.actors.front import Front, FrontConfig, Gate
 from kvalet.actors.http import serve_http
@@ -27,7 +28,7 @@ from kvalet.actors.journal import open_journal
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.server import Server
 from kvalet.actors.upstream import UpstreamClient
-from kvalet.protocol.commands import OpenHouse, Settings
+from kvalet.protocol.commands import CloseHouse, OpenHouse, Settings
 from kvalet.protocol.errors import ConfigFault
 from kvalet.protocol.ids import Nanos
 from kvalet.protocol.journal import SCHEMA, Header
@@ -98,7 +99,7 @@ async def open_house(
     front = open_front(config, keys, ledger, gate, draining)
     async with AsyncExitStack() as stack, trio.open_nursery() as guests:
         async with trio.open_nursery() as door:
-            host, port = await door.start(run_door, config, front, draining)
+            host, port = await door.start(run_door, config, front, ledger, draining)
             server = await guests.start(start_server, config, ledger)
             upstream = await stack.enter_async_context(UpstreamClient(server))
             gate.upstream = upstream
@@ -262,18 +263,31 @@ def open_front(
 async def run_door(
     config: Config,
     front: Front,
+    ledger: Ledger,
     draining: trio.Event,
     *,
     task_status: trio.TaskStatus[tuple[str, int]],
 ) -> None:
-    """Serve HTTP until drained; running answers get ``drain_s`` to end."""
+    """Serve HTTP until drained; running answers get ``drain_s`` to end, then one error each."""
     limits = HttpLimits(body_bytes=config.body_max_mib * MIB)
-    async with trio.open_nursery() as nursery:
-        serving = partial(serve_http, front, limits=limits, draining=draining)
-        bound = await nursery.start(serving, (config.host, config.port))
-        task_status.started(bound[0])
-        await draining.wait()
-        nursery.cancel_scope.deadline = trio.current_time() + config.drain_s
+    serving = partial(serve_http, front, limits=limits, draining=draining)
+    async with trio.open_nursery() as waiting:
+        async with trio.open_nursery() as answers:
+            bound = await answers.start(serving, (config.host, config.port))
+            task_status.started(bound[0])
+            waiting.start_soon(_hurry, config.drain_s, ledger, draining, answers.cancel_scope)
+        waiting.cancel_scope.cancel()
+
+
+async def _hurry(
+    drain_s: float, ledger: Ledger, draining: trio.Event, answers: trio.CancelScope
+) -> None:
+    """Once a drain has lasted long enough, have every answer end with an error, then cut."""
+    await draining.wait()
+    await trio.sleep(drain_s)
+    ledger.tell(CloseHouse(reason=STOPPING))
+    await trio.sleep(LAST_WORDS_S)
+    answers.cancel()
 
 
 async def wait_closed(ledger: Ledger) -> None:

@@ -20,7 +20,7 @@ import trio
 
 from kvalet.protocol.errors import EnvironmentFault
 
-LINES_KEPT: Final = 200
+LINES_KEPT: Final = 500
 LOG_BYTES_MAX: Final = 8 * 2**20
 _LINE_BYTES_MAX: Final = 8192
 _PR_SET_PDEATHSIG: Final = 1

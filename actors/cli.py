@@ -139,6 +139,7 @@ def status(file: Path | None, url: str | None, api_key_file: Path | None, as_jso
 
     config, _ = effective(file, {"api_key_file": api_key_file})
     url = url or own_url(config)
+    url = url if is_url(url) else f"http://{url}"
     body = cli_status.fetch(url, first_key(config.api_key_file))
     document = cli_status.read_status(url, body)
     if as_json:
@@ -207,6 +208,54 @@ def replay(journal: Path, verify: bool, as_json: bool) -> int:
     seq = (report.first_difference or {}).get("seq")
     complain(f"decision {seq} comes out differently now: compare recorded and decided above")
     return FOUND
+
+
+@kvalet.command(cls=PassingOn)
+@click.argument("model", type=PATH)
+@click.option("--ctx", type=POSITIVE, metavar="N", help="Cells of the pool (the most that fits).")
+@click.option("--parallel", type=POSITIVE, metavar="N", help="Slots that share the pool (4).")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="FREE:TOTAL", help="A card, in MiB; again for more."
+)
+@click.option("--here", is_flag=True, help="Plan for the cards of this machine.")
+@click.option("--build", metavar="BUILD", help="Whose rules (the installed llama-server's).")
+@click.option("--serve", "as_serve", is_flag=True, help="What kvalet serve would add, too.")
+@json_flag
+@click.pass_context
+def plan(
+    ctx_: click.Context,
+    model: Path,
+    ctx: int | None,
+    parallel: int | None,
+    gpus: tuple[str, ...],
+    here: bool,
+    build: str | None,
+    as_serve: bool,
+    as_json: bool,
+) -> None:
+    """What a launch would take, and whether it fits: every term, before anything is launched.
+
+    Without --gpu it is planned for the CPU. With arguments behind -- it is the plan of
+    llama-server started with exactly these, otherwise that of kvalet serve.
+    """
+    from kvalet.actors import cli_plan
+    from kvalet.actors.cli_tables import open_console
+    from kvalet.actors.decisions.plan.explain import report
+
+    made, argv = cli_plan.make(
+        model,
+        ctx=ctx,
+        parallel=parallel,
+        gpus=gpus,
+        here=here,
+        build=build,
+        given=ctx_.meta.get(PASSED_ON) or (),
+        as_serve=as_serve,
+    )
+    if as_json:
+        _say_json(report(made, argv))
+    else:
+        cli_plan.show(open_console(), model, made, argv)
 
 
 @kvalet.command()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -138,7 +138,7 @@ def _state_directory(path: Path) -> Finding:
     existing = next(
         folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
     )
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not _can_write(existing):
         return Finding(
             name="state directory",
             verdict="bad",
@@ -146,6 +146,15 @@ def _state_directory(path: Path) -> Finding:
             mend="pass --state-dir with a directory of yours",
         )
     return Finding(name="state directory", verdict="ok", message=f"{path} is writable")
+
+
+def _can_write(directory: Path) -> bool:
+    """Whether a file can really be made there: some file systems say yes and mean no."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 def park_room(root: Path, bytes_min: int = PARK_BYTES_MIN) -> Finding:

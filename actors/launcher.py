@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -27,8 +27,19 @@ from kvalet.actors.decisions.launch import (
     redacted,
     round_cells,
 )
+from kvalet.actors.decisions.plan.judge import agrees, compare, read_log
+from kvalet.actors.decisions.plan.plan import Plan
+from kvalet.actors.planner import plan_launch, read_machine
 from kvalet.actors.server import Server, open_client, read_props
-from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
+from kvalet.protocol.commands import (
+    Command,
+    ExitSeen,
+    LaunchPlanned,
+    MemoryFigure,
+    MemorySeen,
+    ReadySeen,
+    SpawnSeen,
+)
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
 from kvalet.protocol.ids import Cells
 from kvalet.protocol.llama import Props
@@ -89,6 +100,21 @@ class _Plan:
             ),
             self.capabilities,
         )
+
+    def memory(self, argv: Sequence[str]) -> tuple[Plan | None, tuple[tuple[str, str], ...]]:
+        """What this launch should take, and what is doubtful about it.
+
+        A launch that cannot be planned is launched all the same: the server has its own word.
+        """
+        env = self.child_env()
+        try:
+            plan = plan_launch(
+                self.config.model, argv[1:], env, read_machine(env), build=self.capabilities.build
+            )
+        except KvaletError as fault:
+            return None, (("no-plan", f"memory is not planned: {fault}"),)
+        told = ("does-not-fit", "flag")
+        return plan, tuple(warning for warning in plan.warnings if warning[0] in told)
 
     def child_env(self) -> dict[str, str]:
         return child_environment(
@@ -207,7 +233,8 @@ async def _attempt(
 ) -> _End:
     """One child from its spawn to its end."""
     launch = plan.argv(port)
-    warnings = [*launch.warnings]
+    memory, doubts = await trio.to_thread.run_sync(plan.memory, launch.argv)
+    warnings = [*launch.warnings, *doubts]
     if plan.binary.warning:
         warnings.append(("cpu-kernels", plan.binary.warning))
     await reports.send(
@@ -226,6 +253,8 @@ async def _attempt(
                 props = await _wait_ready(child, url, plan.api_key)
                 if props is not None:
                     await reports.send(_ready_seen(plan, props, url, child.pid))
+                    if memory is not None:
+                        await _weigh(plan, memory, child, reports)
                     ready = True
             if ready:
                 task_status.started(plan.server(url, child.pid, launch.argv))
@@ -241,6 +270,26 @@ async def _attempt(
         slow=patience.cancelled_caught,
         code=code,
         exit=classify_exit(code, tuple(child.lines)),
+    )
+
+
+async def _weigh(
+    plan: _Plan, memory: Plan, child: Child, reports: trio.MemorySendChannel[Command]
+) -> None:
+    """Compare what the child says that it allocated with what was planned."""
+    reported = read_log(child.lines)
+    if not reported.seen:
+        return
+    differences = compare(memory, reported)
+    await reports.send(
+        MemorySeen(
+            generation=plan.generation,
+            figures=tuple(
+                MemoryFigure(name=one.name, planned=one.planned, reported=one.reported)
+                for one in differences
+            ),
+            exact=all(map(agrees, differences)),
+        )
     )
 
 

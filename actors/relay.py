@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvalet.actors.client import JSON_HEADERS, Client, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
 from kvalet.actors.decisions.evolve import FINISHED_REASONS
-from kvalet.actors.decisions.refusal import reason_of, refusal
+from kvalet.actors.decisions.refusal import ending, reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Ledger, Mailbox
 from kvalet.actors.parking import Berth
@@ -189,7 +189,7 @@ class Relay:
             await self._finish(event.generated)
             return
         self._over = True
-        raise ServerFault(f"the llama-server that held this answer is gone ({event.reason})")
+        raise ending(event)
 
     async def _park(self, event: e.LeaseParking) -> None:
         """Move the cells out: save them if ordered and possible, then empty the slot."""
@@ -312,7 +312,7 @@ class Relay:
                             code="stalled",
                         )
                     case e.LeaseEnded() if not self._over:
-                        self._interrupt = ServerFault("llama-server has ended")
+                        self._interrupt = ending(event)
                     case _:
                         await self._remark(event)
             if self._interrupt is not None:

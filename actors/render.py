@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+from kvalet.actors.decisions.evolve_server import ServerEvent
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import SlotId
-
-MIB = 2**20
 
 RequestEvent = (
     e.RequestArrived
@@ -18,9 +17,9 @@ RequestEvent = (
     | e.NoticeTaken
     | e.StreamStalled
 )
+MIB = 1 << 20
 GrowthEvent = e.LeaseGranted | e.LeaseExtended | e.PoolPressed | e.LeaseEnded | e.LeaseReleased
 ParkEvent = e.LeaseParking | e.LeaseParked | e.LeaseResumed | e.LeaseRecomputed | e.LeaseRestored
-ServerEvent = e.ServerPlanned | e.ServerSpawned | e.ServerReady | e.ServerProbed | e.ServerExited
 HouseEvent = e.HouseOpened | e.JournalTorn | e.SlotCleared | e.PoolRead | e.MethodDemoted
 
 
@@ -65,6 +64,7 @@ def _say(event: e.AnyEvent) -> str:
             e.ServerPlanned()
             | e.ServerSpawned()
             | e.ServerReady()
+            | e.ServerWeighed()
             | e.ServerProbed()
             | e.ServerExited()
         ):
@@ -166,6 +166,8 @@ def _server(event: ServerEvent) -> str:
                 f"{launch} answers at {event.url}: {event.model} on {event.build}, "
                 f"{event.cells} cells, {event.slots} slots, headroom {event.headroom}"
             )
+        case e.ServerWeighed():
+            return f"{launch} allocated {_weighed(event)}"
         case e.ServerProbed():
             detail = f": {event.detail}" if event.detail else ""
             return (
@@ -176,6 +178,18 @@ def _server(event: ServerEvent) -> str:
             how = "ended as planned" if event.planned else "ended unexpectedly"
             reason = f": {event.reason}" if event.reason else ""
             return f"{launch} {how} with status {event.code}{reason}"
+
+
+def _weighed(event: e.ServerWeighed) -> str:
+    total = sum(figure.reported for figure in event.figures)
+    if event.exact:
+        return f"{total / MIB:,.2f} MiB, as planned"
+    odd = (
+        f"{figure.name} {figure.reported / MIB:,.2f} for {figure.planned / MIB:,.2f}"
+        for figure in event.figures
+        if figure.planned != figure.reported
+    )
+    return f"{total / MIB:,.2f} MiB; MiB allocated for MiB planned: {', '.join(odd)}"
 
 
 def _house(event: HouseEvent) -> str:

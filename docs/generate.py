@@ -158,7 +158,12 @@ def events_md() -> str:
     parts += [section(f"`{tag_of(struct)}`", struct) for struct in typing.get_args(e.AnyEvent)]
     parts += ["## Commands", ""]
     parts += [section(f"`{tag_of(struct)}`", struct) for struct in typing.get_args(c.Command)]
-    parts += ["## Shared shapes", "", section("Settings", c.Settings)]
+    parts += [
+        "## Shared shapes",
+        "",
+        section("Settings", c.Settings),
+        section("MemoryFigure", c.MemoryFigure),
+    ]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -184,6 +184,22 @@ class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
     pid: int | None = None
 
 
+class MemoryFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that takes memory, in bytes: as it was planned, and as the server reported it."""
+
+    name: str
+    planned: int
+    reported: int
+
+
+class MemorySeen(_Command, frozen=True, kw_only=True, tag="memory-seen"):
+    """What the server says that it allocated, beside the plan. ``exact``: no figure differs."""
+
+    generation: int
+    figures: tuple[MemoryFigure, ...]
+    exact: bool
+
+
 class ProbeSeen(_Command, frozen=True, kw_only=True, tag="probe-seen"):
     """The park method that a probe proved for this model: ``save`` or ``recompute``."""
 
@@ -203,8 +219,15 @@ class ExitSeen(_Command, frozen=True, kw_only=True, tag="exit-seen"):
     reason: str = ""
 
 
+class CloseHouse(_Command, frozen=True, kw_only=True, tag="close-house"):
+    """kvalet stops and waits no longer: whatever is open ends now, each with its error."""
+
+    reason: str
+
+
 Command = (
     OpenHouse
+    | CloseHouse
     | Arrive
     | PromptCounted
     | CreditSpent
@@ -220,6 +243,7 @@ Command = (
     | LaunchPlanned
     | SpawnSeen
     | ReadySeen
+    | MemorySeen
     | ProbeSeen
     | ExitSeen
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvalet.protocol.commands import Settings
+from kvalet.protocol.commands import MemoryFigure, Settings
 from kvalet.protocol.ids import Cells, LeaseId, RequestId, SlotId
 
 
@@ -249,6 +249,14 @@ class ServerReady(_Event, frozen=True, kw_only=True, tag="server.ready"):
     pid: int | None = None
 
 
+class ServerWeighed(_Event, frozen=True, kw_only=True, tag="server.weighed"):
+    """What the server allocated, figure by figure beside what was planned."""
+
+    generation: int
+    figures: tuple[MemoryFigure, ...]
+    exact: bool
+
+
 class ServerProbed(_Event, frozen=True, kw_only=True, tag="server.probed"):
     """A probe settled how chats are parked on this server."""
 
@@ -293,6 +301,7 @@ AnyEvent = (
     | ServerPlanned
     | ServerSpawned
     | ServerReady
+    | ServerWeighed
     | ServerProbed
     | ServerExited
 )

@@ -58,12 +58,16 @@ def _route(step: Step, command: c.Command) -> None:
             servers.read_pressure(step, command)
         case c.OpenHouse():
             servers.open_house(step, command)
+        case c.CloseHouse():
+            servers.close_all(step, command.reason)
         case c.LaunchPlanned():
             servers.plan(step, command)
         case c.SpawnSeen():
             servers.spawn(step, command)
         case c.ReadySeen():
             servers.ready(step, command)
+        case c.MemorySeen():
+            servers.weigh(step, command)
         case c.ProbeSeen():
             servers.probe(step, command)
         case c.ExitSeen():

@@ -75,6 +75,7 @@ def evolve(house: House, event: e.AnyEvent, at_ns: Nanos) -> House:
             e.ServerPlanned()
             | e.ServerSpawned()
             | e.ServerReady()
+            | e.ServerWeighed()
             | e.ServerProbed()
             | e.ServerExited()
         ):

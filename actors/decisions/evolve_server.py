@@ -11,7 +11,14 @@ from kvalet.actors.decisions.state import House, Server
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells
 
-ServerEvent = e.ServerPlanned | e.ServerSpawned | e.ServerReady | e.ServerProbed | e.ServerExited
+ServerEvent = (
+    e.ServerPlanned
+    | e.ServerSpawned
+    | e.ServerReady
+    | e.ServerWeighed
+    | e.ServerProbed
+    | e.ServerExited
+)
 
 
 def opened(house: House, event: e.HouseOpened) -> House:
@@ -58,6 +65,8 @@ def evolve_server(house: House, event: ServerEvent) -> House:
                 slots=event.slots,
                 headroom=event.headroom,
             )
+        case e.ServerWeighed():
+            return replace(house, server=replace(server, memory=event.figures))
         case e.ServerProbed():
             return replace(
                 house, server=replace(server, state="ready"), method=event.method, misses=0

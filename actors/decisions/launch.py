@@ -9,6 +9,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.plan.scrub import UNDECIDED, LaunchDecision, child_variables
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
 from kvalet.protocol.ids import Cells
 
@@ -42,16 +43,6 @@ _REFUSED: Final[dict[str, str]] = {
 }
 
 _SECRET_FLAGS: Final = frozenset({"-hft", "--hf-token", "--hf_token"})
-
-# These reach the server from outside and no flag of ours overrides them.
-_ENV_REMOVED: Final = frozenset(
-    {
-        "LLAMA_ARG_API_KEY_FILE",
-        "LLAMA_ARG_API_PREFIX",
-        "LLAMA_ARG_SSL_CERT_FILE",
-        "LLAMA_ARG_SSL_KEY_FILE",
-    }
-)
 
 
 @frozen(kw_only=True)
@@ -116,7 +107,8 @@ def build_argv(plan: LaunchRequest, caps: Capabilities) -> LaunchArgv:
     if plan.preempt:
         argv += _parking_flags(plan, caps, warnings)
     argv += [flag for flag in ("--slots", "--metrics") if flag in caps.flags]
-    argv += ["-lv", "3", *plan.extra_args]
+    # Level 4 tells what was allocated.
+    argv += ["-lv", "4", *plan.extra_args]
     return LaunchArgv(argv=tuple(argv), warnings=tuple(warnings))
 
 
@@ -161,13 +153,19 @@ def redacted(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def child_environment(
-    env: Mapping[str, str], *, api_key: str, config_home: str, library_path: Sequence[str]
+    env: Mapping[str, str],
+    *,
+    api_key: str,
+    config_home: str,
+    library_path: Sequence[str],
+    decision: LaunchDecision = UNDECIDED,
 ) -> dict[str, str]:
-    """The child's environment: ours, less kvalet's settings and everybody's API keys.
+    """The child's environment: ours, less kvalet's settings, everybody's secrets, and what
+    would undo ``decision``.
 
     ``config_home`` must be an empty directory, since a config.ini there sets flags.
     """
-    child = {name: value for name, value in env.items() if not _is_removed(name)}
+    child = child_variables(env, decision)
     child["LLAMA_API_KEY"] = api_key
     child["XDG_CONFIG_HOME"] = config_home
     return with_library_path(child, library_path)
@@ -178,10 +176,6 @@ def with_library_path(env: Mapping[str, str], library_path: Sequence[str]) -> di
     inherited = env.get("LD_LIBRARY_PATH", "")
     path = [*library_path, *([inherited] if inherited else [])]
     return {**env, "LD_LIBRARY_PATH": ":".join(path)} if path else dict(env)
-
-
-def _is_removed(name: str) -> bool:
-    return name.startswith("KVALET_") or name.endswith("_API_KEY") or name in _ENV_REMOVED
 
 
 _STAMP = re.compile(r"^\s*\d+\.\d\d\.\d{3}\.\d{3} (?P<level>[A-Z]) ")

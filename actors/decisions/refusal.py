@@ -5,6 +5,9 @@ from __future__ import annotations
 from kvalet.protocol import events as e
 from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
 
+STOPPING = "stopping"
+"""Why leases end when kvalet stops before they do."""
+
 
 def refusal(event: e.LeaseRefused) -> KvaletError:
     """The answer to a request that the ledger refused."""
@@ -25,6 +28,13 @@ def refusal(event: e.LeaseRefused) -> KvaletError:
             f"{limit} requests are waiting already; try again later", status=429, code=event.code
         )
     return ServerFault("llama-server is not running", status=503, code=event.code)
+
+
+def ending(event: e.LeaseEnded) -> ServerFault:
+    """What ends the stream of a lease that the ledger has closed."""
+    if event.reason == STOPPING:
+        return ServerFault("kvalet is stopping", status=503, code=STOPPING)
+    return ServerFault(f"the llama-server that held this answer is gone ({event.reason})")
 
 
 def reason_of(fault: KvaletError) -> str:

@@ -79,6 +79,17 @@ def ready(step: Step, command: c.ReadySeen) -> None:
             step.emit(refusal)
 
 
+def weigh(step: Step, command: c.MemorySeen) -> None:
+    """What this server allocated is known."""
+    server = step.house.server
+    if command.generation == server.generation and server.state in UP:
+        step.emit(
+            e.ServerWeighed(
+                generation=command.generation, figures=command.figures, exact=command.exact
+            )
+        )
+
+
 def probe(step: Step, command: c.ProbeSeen) -> None:
     """The park method is settled; the pool opens. A dead server's probe opens nothing."""
     server = step.house.server

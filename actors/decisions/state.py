@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvalet.protocol.commands import Settings
+from kvalet.protocol.commands import MemoryFigure, Settings
 from kvalet.protocol.ids import Cells, LeaseId, Nanos, RequestId, SlotId
 
 ARRIVED = "arrived"
@@ -79,6 +79,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str = ""
     reason: str = ""
     warnings: tuple[tuple[str, str], ...] = ()
+    memory: tuple[MemoryFigure, ...] = ()
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

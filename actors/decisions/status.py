@@ -35,6 +35,10 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
             "slots": house.slots,
             "n_ctx": house.cells,
             "reason": server.reason,
+            "memory": [
+                {"name": one.name, "planned": one.planned, "reported": one.reported}
+                for one in server.memory
+            ],
         },
         "pool": _pool(house),
         "leases": [_lease(lease, now_ns) for lease in live],

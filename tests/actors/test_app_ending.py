@@ -14,6 +14,7 @@ import trio
 from kvalet.actors.app import Handle, serve
 from kvalet.actors.config import Config
 from kvalet.actors.journal import open_journal
+from kvalet.protocol.events import LeaseEnded
 from kvalet.testing import assert_replays
 from tests.actors.stage import HEADER
 from tests.actors.test_relay_leaving import Guillotine
@@ -72,7 +73,7 @@ async def test_serve_can_be_cancelled_between_any_two_steps_of_its_start(
             break
 
 
-async def talk(url: str, ends: list[str]) -> None:
+async def talk(url: str, ends: list[bytes]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     body |= {"max_tokens": 1000, "events_per_s": 5}
     try:
@@ -80,17 +81,16 @@ async def talk(url: str, ends: list[str]) -> None:
             httpx.AsyncClient(trust_env=False) as client,
             client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
         ):
-            async for _ in answer.aiter_raw():
-                pass
-            ends.append("whole")
+            heard = b"".join([piece async for piece in answer.aiter_raw()])
+            ends.append(heard.rstrip().splitlines()[-1])
     except httpx.HTTPError as error:
-        ends.append(type(error).__name__)
+        ends.append(type(error).__name__.encode())
 
 
 async def test_a_drain_ends_at_its_deadline_whoever_runs_or_waits(
     tmp_path: Path, upstream: str
 ) -> None:
-    ends: list[str] = []
+    ends: list[bytes] = []
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             handle: Handle = await nursery.start(serve, config(upstream, tmp_path))
@@ -102,8 +102,11 @@ async def test_a_drain_ends_at_its_deadline_whoever_runs_or_waits(
             handle.drain()
         assert trio.current_time() - began < 6
     assert len(ends) == 6
-    assert "whole" not in ends
+    assert all(b'"code":"stopping"' in end for end in ends), ends
     check_closed(tmp_path)
     # What the server had not let go of within the last second is closed by the next start.
-    left = assert_replays(tmp_path / "journal.jsonl").fold().leases
+    story = assert_replays(tmp_path / "journal.jsonl")
+    ended = [event for event in story.events() if isinstance(event, LeaseEnded)]
+    assert [event.reason for event in ended] == ["stopping"] * 6
+    left = story.fold().leases
     assert {lease.state for lease in left.values()} <= {"closing"}

@@ -78,7 +78,7 @@ def complaint(capsys: Captured) -> str:
 
 
 def test_the_commands_of_this_version_are_these() -> None:
-    expected = {"serve", "demo", "status", "tail", "replay", "bench", "config", "doctor"}
+    expected = {"serve", "demo", "plan", "status", "tail", "replay", "bench", "config", "doctor"}
     assert set(kvalet.commands) == expected
 
 

@@ -49,7 +49,7 @@ def test_a_launch_shares_one_pool_and_keeps_slots_in_its_own_directory() -> None
         *("/bin/llama-server", "-m", "m.gguf", "--host", "127.0.0.1", "--port", "4021"),
         *("-c", "2048", "-np", "4", "--kv-unified"),
         *("--cache-ram", "0", "--slot-save-path", "/dev/shm/k/slots", "--swa-full"),
-        *("--slots", "--metrics", "-lv", "3"),
+        *("--slots", "--metrics", "-lv", "4"),
     )
     assert launch.warnings == ()
 

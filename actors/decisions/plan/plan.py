@@ -1,0 +1,331 @@
+"""The plan of one launch: what it takes where, the context and split chosen, and why.
+
+``make_plan`` is a pure function of the model's facts, the memory readings, the arguments and the
+environment, so that a recorded input gives the same plan again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from attrs import evolve, field, frozen
+
+from kvalet.actors.decisions.plan.arch import MEASURED
+from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget, Gpu
+from kvalet.actors.decisions.plan.extras import split_mode_of
+from kvalet.actors.decisions.plan.fit import (
+    Choice,
+    HostMemory,
+    Load,
+    advertised_ctx,
+    auto_choice,
+    explicit_choice,
+    host_choice,
+)
+from kvalet.actors.decisions.plan.flags import Resolved, resolve_flags
+from kvalet.actors.decisions.plan.host import HostBytes, host_bytes
+from kvalet.actors.decisions.plan.kept import Rules
+from kvalet.actors.decisions.plan.placement import HOST, Device
+from kvalet.actors.decisions.plan.price import Offer, Price, price
+from kvalet.actors.decisions.plan.scrub import LaunchDecision, overriding_variables
+from kvalet.actors.decisions.plan.server_flags import ServerFlags, Split
+from kvalet.actors.decisions.plan.sizes import asked_cells
+from kvalet.actors.decisions.plan.tensor_split import (
+    Downgrade,
+    TensorLoad,
+    TensorPlan,
+    layer_again,
+    tensor_attempt,
+    tensor_or_layer,
+)
+
+KNOWN_BUILDS: Final = ("b10434", "b11434")
+"""Builds whose allocations were measured and found to follow the same rules."""
+
+
+@frozen(kw_only=True)
+class PlanInput:
+    """Everything a plan depends on. ``argv`` are llama-server's arguments, the program left out.
+
+    ``host`` is None when host memory is not known. ``parking`` bytes of it are set aside for
+    parked chats. ``choose_ctx`` says that the largest context that fits is wanted where the
+    arguments name none; otherwise the server's own choice is priced.
+    """
+
+    offer: Offer
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(factory=dict[str, str])
+    gpus: tuple[Gpu, ...] = ()
+    host: int | None = None
+    parking: int = 0
+    build: str = ""
+    budget: Budget = DEFAULT
+    choose_ctx: bool = False
+
+
+@frozen(kw_only=True)
+class Plan:
+    """A launch as it was planned. Sizes are cells or bytes; ``fits`` says that every device holds
+    its part within its budget (devices of unknown memory hold anything).
+
+    ``added`` are the arguments that the plan puts behind the given ones.
+    """
+
+    arch: str
+    build: str
+    price: Price
+    host: HostBytes
+    flags: ServerFlags
+    split: Split
+    tensor_split: tuple[int, ...] = ()
+    cards: tuple[int, ...] = ()
+    budgets: Mapping[str, int] = field(factory=dict[str, int])
+    fits: bool = True
+    certain: bool = True
+    max_ctx: int = 0
+    added: tuple[str, ...] = ()
+    env_removed: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
+
+
+def rules_of(build: str) -> tuple[Rules, bool]:
+    """The rule set for ``build``, and whether it was measured with it."""
+    return ("b11434", True) if build in KNOWN_BUILDS else ("larger", False)
+
+
+def device_name(index: int) -> str:
+    """llama-server's name of a card."""
+    return f"CUDA{index}"
+
+
+def make_plan(asked: PlanInput) -> Plan:
+    """Plan one launch. Raises ConfigFault where the server would refuse to start."""
+    resolved = resolve_flags(asked.argv, asked.env)
+    warnings = [("flag", problem) for problem in resolved.problems]
+    if asked.gpus and split_mode_of(resolved) == "tensor":
+        plan = _tensor_plan(asked, resolved, warnings)
+        if plan is not None:
+            return plan
+        resolved = evolve(resolved, flags=layer_again(resolved.flags))
+    return _layer_plan(asked, resolved, warnings)
+
+
+def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, str]]) -> Plan:
+    flags = resolved.flags
+    pricing = _Pricing(asked, flags)
+    native = asked.offer.model.shape.context or asked_cells(asked.offer.model.shape, flags)
+    gpus = () if flags.gpu_layers == 0 or split_mode_of(resolved) == "none" else asked.gpus
+    if split_mode_of(resolved) == "none" and asked.gpus and flags.gpu_layers != 0:
+        gpus = tuple(gpu for gpu in asked.gpus if gpu.index == flags.main_gpu) or asked.gpus[:1]
+    partial = flags.gpu_layers is not None and 0 < flags.gpu_layers <= len(
+        asked.offer.model.shape.kv_heads
+    )
+    wanted = None if asked.choose_ctx and not flags.ctx else pricing.asked_ctx
+    if not gpus:
+        choice = _on_host(asked, pricing, wanted, native)
+        max_ctx = _on_host(asked, pricing, None, native).ctx
+    else:
+        load = pricing.load()
+        choice = (
+            auto_choice(native, gpus, asked.budget, load)
+            if wanted is None
+            else explicit_choice(wanted, gpus, asked.budget, load)
+        )
+        max_ctx = advertised_ctx(native, gpus, asked.budget, load, in_use=choice.ctx)
+    if not choice.fits:
+        warnings.append(("does-not-fit", _shortage(asked, pricing, choice, gpus)))
+    cards = choice.cards or tuple(gpu.index for gpu in gpus)
+    chosen = [gpu for gpu in gpus if gpu.index in cards]
+    priced = pricing.on(choice.ctx, chosen)
+    split: Split = "layer" if len(chosen) > 1 else "none"
+    added: tuple[str, ...] = ()
+    if wanted is None:
+        added += ("-c", str(choice.ctx))
+    if gpus and choice.fits and not partial:
+        # Pinned cards leave the server nothing to fit; otherwise its own fitting stays on.
+        added += ("-ngl", "all", "-fit", "off", "-dev", ",".join(map(device_name, cards)))
+    return _finished(
+        asked,
+        resolved,
+        priced,
+        chosen,
+        warnings,
+        choice=choice,
+        split=split,
+        max_ctx=max_ctx,
+        added=added,
+    )
+
+
+def _tensor_plan(
+    asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, str]]
+) -> Plan | None:
+    """The plan of a tensor split; None when a layer split must do, and ``warnings`` says why."""
+    flags = tensor_attempt(resolved.flags)
+    pricing = _Pricing(asked, flags)
+    shape = asked.offer.model.shape
+    one = pricing.on(pricing.asked_ctx, asked.gpus[:1])
+    base = max(one.compute.per_device.values(), default=0)
+    load = TensorLoad(
+        weights=asked.offer.model.weights.total_bytes,
+        reserve=base,
+        kv=lambda ctx: pricing.on(ctx, asked.gpus[:1]).context.bytes,
+        soft=sum(one.of("runtime").values()),
+    )
+    native = shape.context or pricing.asked_ctx
+    outcome = tensor_or_layer(load, asked.gpus, asked.budget, pricing.asked_ctx, native=native)
+    if isinstance(outcome, Downgrade):
+        why = {"gpu_count": "too few cards have room", "capacity": "the cards cannot hold it"}
+        warnings.append(("tensor-downgraded", f"split by layers instead: {why[outcome.reason]}"))
+        return None
+    if flags.type_k != resolved.flags.type_k or flags.type_v != resolved.flags.type_v:
+        warnings.append(("cache-type", "a tensor split takes no quantised cache: f16 is used"))
+    return _tensor_finished(asked, evolve(resolved, flags=flags), pricing, outcome, warnings)
+
+
+def _tensor_finished(
+    asked: PlanInput,
+    resolved: Resolved,
+    pricing: _Pricing,
+    outcome: TensorPlan,
+    warnings: list[tuple[str, str]],
+) -> Plan:
+    chosen = [gpu for gpu in asked.gpus if gpu.index in outcome.cards]
+    priced = pricing.on(outcome.ctx, chosen)
+    added: tuple[str, ...] = ("-c", str(outcome.ctx), "--split-mode", "tensor")
+    if outcome.split is not None:
+        added += ("--tensor-split", ",".join(map(str, outcome.split)))
+    choice = Choice(outcome.ctx, outcome.cards, True)
+    plan = _finished(
+        asked,
+        resolved,
+        priced,
+        chosen,
+        warnings,
+        choice=choice,
+        split="tensor",
+        max_ctx=outcome.max_ctx,
+        added=added,
+    )
+    return evolve(plan, tensor_split=outcome.split or (), certain=False)
+
+
+class _Pricing:
+    """Prices of one set of flags at any context, each computed once."""
+
+    def __init__(self, asked: PlanInput, flags: ServerFlags) -> None:
+        self.flags = flags
+        self.asked_ctx = asked_cells(asked.offer.model.shape, flags)
+        self._asked = asked
+        self._offer = evolve(asked.offer, rules=rules_of(asked.build)[0])
+        self._priced = lru_cache(maxsize=256)(self._price)
+
+    def on(self, ctx: int, gpus: Sequence[Gpu]) -> Price:
+        """The price at ``ctx`` on these cards; on none of them, of a launch on the host."""
+        return self._priced(ctx, tuple(gpus))
+
+    def load(self) -> Load:
+        """What the search for a context needs to know, over the cards alone."""
+        fixed = self.on(self.asked_ctx, self._asked.gpus[:1])
+        name = device_name(self._asked.gpus[0].index)
+        constant = fixed.of("weights", "projector", "runtime").get(name, 0)
+        return Load(fixed=constant, growing=self._growing, per_card=self._per_card)
+
+    def host_load(self) -> Load:
+        """The same of a launch without cards."""
+        priced = self.on(self.asked_ctx, ())
+        constant = sum(priced.of("weights", "projector").values())
+        return Load(fixed=constant, growing=lambda ctx, _: self.on(ctx, ()).on(HOST) - constant)
+
+    def _growing(self, ctx: int, cards: int) -> int:
+        priced = self.on(ctx, self._asked.gpus[:cards])
+        held = priced.of("kv", "state", "draft", "compute", "draft-compute")
+        return sum(size for device, size in held.items() if device != HOST)
+
+    def _per_card(self, ctx: int, cards: int) -> int:
+        priced = self.on(ctx, self._asked.gpus[:cards])
+        held = priced.of("compute", "draft-compute")
+        return max((size for device, size in held.items() if device != HOST), default=0)
+
+    def _price(self, ctx: int, gpus: tuple[Gpu, ...]) -> Price:
+        room = self._asked.budget.room
+        devices = [Device(name=device_name(g.index), share=float(max(1, room(g)))) for g in gpus]
+        flags = evolve(self.flags, ctx=ctx, per_slot=self.flags.per_slot)
+        return price(self._offer, flags, devices)
+
+
+def _on_host(asked: PlanInput, pricing: _Pricing, ctx: int | None, native: int) -> Choice:
+    if asked.host is None:
+        return Choice(native if ctx is None else ctx, (), True)
+    memory = HostMemory(available=asked.host, parking=asked.parking)
+    return host_choice(ctx, native, memory, pricing.host_load())
+
+
+def _shortage(asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequence[Gpu]) -> str:
+    needed = pricing.on(choice.ctx, gpus)
+    if not gpus:
+        memory = HostMemory(available=asked.host or 0, parking=asked.parking)
+        need, room = needed.on(HOST), memory.usable
+        where = "host memory"
+    else:
+        names = {device_name(gpu.index) for gpu in gpus}
+        need = sum(needed.on(name) for name in names)
+        room, where = asked.budget.pool(gpus), "the cards"
+    return (
+        f"{choice.ctx} cells need {need // MIB} MiB of {where}, and {max(0, room) // MIB} MiB may "
+        "be used: lower the context or the slots, or take a smaller model or cache type"
+    )
+
+
+def _finished(
+    asked: PlanInput,
+    resolved: Resolved,
+    priced: Price,
+    gpus: Sequence[Gpu],
+    warnings: list[tuple[str, str]],
+    *,
+    choice: Choice,
+    split: Split,
+    max_ctx: int,
+    added: tuple[str, ...],
+) -> Plan:
+    _, known = rules_of(asked.build)
+    if not known:
+        named = f"build {asked.build}" if asked.build else "a build that is not named"
+        warnings.append(("unknown-build", f"{named}: the larger of two rule sets is used"))
+    arch = asked.offer.model.shape.arch
+    if arch not in MEASURED:
+        warnings.append(("unmeasured", f"no {arch} model was measured: its figures are derived"))
+    if not asked.offer.model.shape.complete:
+        warnings.append(("header-cut", "the header is cut short: what it holds was used"))
+    warnings += [
+        (f"uncertain-{term.name}", f"{term.device}: {term.why}")
+        for term in priced.terms
+        if not term.known and term.name != "runtime" and term.why
+    ]
+    budgets = {device_name(gpu.index): max(0, asked.budget.usable(gpu)) for gpu in gpus}
+    if asked.host is not None:
+        memory = HostMemory(available=asked.host, parking=asked.parking)
+        budgets[HOST] = max(0, memory.usable)
+    decision = LaunchDecision(split=split if gpus else None, extra_args=asked.argv)
+    certain = (
+        known and arch in MEASURED and all(t.known for t in priced.terms if t.name != "runtime")
+    )
+    return Plan(
+        arch=arch,
+        build=asked.build,
+        price=priced,
+        host=host_bytes(priced.context, resolved.flags, priced.draft),
+        flags=evolve(resolved.flags, ctx=choice.ctx),
+        split=split,
+        cards=tuple(gpu.index for gpu in gpus),
+        budgets=budgets,
+        fits=choice.fits,
+        certain=certain,
+        max_ctx=max_ctx,
+        added=added,
+        env_removed=overriding_variables(asked.env, decision),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )

@@ -1,0 +1,99 @@
+"""Collects the facts that a plan needs, and plans: the shell around the pure planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from kvalet.actors.decisions.plan.devices import DEFAULT, Budget, Gpu
+from kvalet.actors.decisions.plan.flags import resolve_flags
+from kvalet.actors.decisions.plan.plan import Plan, PlanInput, make_plan
+from kvalet.actors.decisions.plan.price import Model, Offer
+from kvalet.actors.decisions.plan.speculation import drafter_of, emits_draft_model
+from kvalet.actors.facts import ModelFile, read_gguf
+from kvalet.actors.facts_gpu import GpuSample, read_gpus
+from kvalet.actors.facts_host import HostMemory, read_host
+from kvalet.protocol.errors import EnvironmentFault
+
+VRAM_FRACTION: Final = "KVALET_VRAM_FRACTION"
+
+
+@frozen(kw_only=True)
+class Machine:
+    """What this machine has: cards, and host memory where it is known."""
+
+    gpus: tuple[Gpu, ...] = ()
+    host: int | None = None
+
+
+def read_machine(env: Mapping[str, str]) -> Machine:
+    """Read the cards that a server started with ``env`` would see, and host memory."""
+    host = read_host()
+    return Machine(gpus=_cards(read_gpus(env)), host=_available(host))
+
+
+def plan_launch(
+    model: Path,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    machine: Machine,
+    *,
+    build: str,
+    parking: int = 0,
+    choose_ctx: bool = False,
+    budget: Budget = DEFAULT,
+) -> Plan:
+    """Plan a launch of ``model`` with llama-server's arguments ``argv``.
+
+    Raises EnvironmentFault for a model, drafter or projector that cannot be read, ConfigFault
+    where the server would refuse to start.
+    """
+    resolved = resolve_flags(argv, env)
+    drafter = drafter_of(resolved)
+    second: ModelFile | None = None
+    if drafter is not None and drafter.path and emits_draft_model(resolved.flags):
+        second = read_gguf(Path(drafter.path))
+    projector = resolved.flags.mmproj
+    offer = Offer(
+        model=_model(read_gguf(model)),
+        drafter=_model(second) if second is not None else None,
+        drafter_on_gpu=drafter is None or drafter.on_gpu,
+        projector=_size(Path(projector)) if projector else 0,
+    )
+    return make_plan(
+        PlanInput(
+            offer=offer,
+            argv=tuple(argv),
+            env=dict(env),
+            gpus=machine.gpus,
+            host=machine.host,
+            parking=parking,
+            build=build,
+            budget=budget,
+            choose_ctx=choose_ctx,
+        )
+    )
+
+
+def _model(file: ModelFile) -> Model:
+    return Model(shape=file.shape, weights=file.weights)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise EnvironmentFault(f"cannot read the projector {path}: {error.strerror}") from error
+
+
+def _cards(samples: Sequence[GpuSample]) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(number, sample.free_mib, sample.total_mib) for number, sample in enumerate(samples)
+    )
+
+
+def _available(host: HostMemory) -> int | None:
+    return host.available or None
