@@ -142,6 +142,8 @@ def end(
 ) -> None:
     """End ``lease``; one that holds no slot is given back in the same breath."""
     cells, generated = at or (lease.cells, lease.generated)
+    if lease.state != RUNNING or lease.request in step.house.erasing.values():
+        step.freed = True
     step.emit(
         e.LeaseEnded(
             request=lease.request,

@@ -10,7 +10,6 @@ from kvalet.protocol.ids import Nanos
 
 FREEING = frozenset(
     {
-        e.LeaseEnded,
         e.LeaseParked,
         e.LeaseParking,
         e.LeaseRefused,
@@ -19,7 +18,8 @@ FREEING = frozenset(
         e.SlotCleared,
     }
 )
-"""Events after which cells, a slot or the head of a line may be free."""
+"""Events after which cells, a slot or the head of a line may be free. The end of a lease
+frees them later, when its slots are seen idle, unless it stood in a line or was erasing."""
 
 
 class Step:
