@@ -53,14 +53,16 @@ def plan_launch(
     """
     resolved = resolve_flags(argv, env)
     drafter = drafter_of(resolved)
+    loads = drafter is not None and emits_draft_model(resolved.flags)
     second: ModelFile | None = None
-    if drafter is not None and drafter.path and emits_draft_model(resolved.flags):
+    if loads and drafter is not None and drafter.sizeable and drafter.path:
         second = read_gguf(Path(drafter.path))
     projector = resolved.flags.mmproj
     offer = Offer(
         model=_model(read_gguf(model)),
         drafter=_model(second) if second is not None else None,
         drafter_on_gpu=drafter is None or drafter.on_gpu,
+        drafter_unsized=loads and second is None,
         projector=_size(Path(projector)) if projector else 0,
     )
     return make_plan(

@@ -31,6 +31,10 @@ def _nothing(_ctx: int, _cards: int) -> int:
     return 0
 
 
+def _anywhere(_ctx: int, _cards: Sequence[Gpu]) -> bool:
+    return True
+
+
 @frozen(kw_only=True)
 class Load:
     """What one launch takes.
@@ -38,13 +42,15 @@ class Load:
     ``fixed`` whatever the context: weights, buffers. ``growing(ctx, cards)`` over all cards
     together: KV, drafter, compute. ``per_card(ctx, cards)`` is the part of it that every card
     must hold by itself, however its layers fall. ``extra_card`` is paid by each card beyond
-    the first.
+    the first. ``placed(ctx, cards)`` has the last word: whether whole layers, laid on just
+    these cards, overfill none of them.
     """
 
     fixed: int
     growing: Callable[[int, int], int]
     per_card: Callable[[int, int], int] = _nothing
     extra_card: int = EXTRA_CARD
+    placed: Callable[[int, Sequence[Gpu]], bool] = _anywhere
 
     def footprint(self, ctx: int, cards: int) -> int:
         """Bytes over all cards."""
@@ -235,7 +241,11 @@ def _largest_on(
 def _holds(ctx: int, cards: Sequence[Gpu], budget: Budget, load: Load) -> bool:
     count = len(cards)
     smallest = budget.usable(cards[-1], pooled=count > 1)
-    return load.footprint(ctx, count) <= budget.pool(cards) and load.least(ctx, count) <= smallest
+    return (
+        load.footprint(ctx, count) <= budget.pool(cards)
+        and load.least(ctx, count) <= smallest
+        and load.placed(ctx, cards)
+    )
 
 
 def _indexes(cards: Sequence[Gpu]) -> tuple[int, ...]:

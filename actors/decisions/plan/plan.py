@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from kvalet.actors.decisions.plan.arch import MEASURED
 from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget, Gpu
+from kvalet.actors.decisions.plan.draft_reserve import DraftReserve
 from kvalet.actors.decisions.plan.extras import split_mode_of
 from kvalet.actors.decisions.plan.fit import (
     Choice,
@@ -104,6 +105,9 @@ def make_plan(asked: PlanInput) -> Plan:
     """Plan one launch. Raises ConfigFault where the server would refuse to start."""
     resolved = resolve_flags(asked.argv, asked.env)
     warnings = [("flag", problem) for problem in resolved.problems]
+    if asked.offer.drafter_unsized:
+        # What cannot be sized is kept free as a flat share of every card.
+        asked = evolve(asked, budget=asked.budget.without_flat_draft())
     if asked.gpus and split_mode_of(resolved) == "tensor":
         plan = _tensor_plan(asked, resolved, warnings)
         if plan is not None:
@@ -119,9 +123,8 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
     gpus = () if flags.gpu_layers == 0 or split_mode_of(resolved) == "none" else asked.gpus
     if split_mode_of(resolved) == "none" and asked.gpus and flags.gpu_layers != 0:
         gpus = tuple(gpu for gpu in asked.gpus if gpu.index == flags.main_gpu) or asked.gpus[:1]
-    partial = flags.gpu_layers is not None and 0 < flags.gpu_layers <= len(
-        asked.offer.model.shape.kv_heads
-    )
+    layers = asked.offer.model.shape.layers
+    partial = flags.gpu_layers is not None and 0 < flags.gpu_layers <= layers
     wanted = None if asked.choose_ctx and not flags.ctx else pricing.asked_ctx
     if not gpus:
         choice = _on_host(asked, pricing, wanted, native)
@@ -146,6 +149,10 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
     if gpus and choice.fits and not partial:
         # Pinned cards leave the server nothing to fit; otherwise its own fitting stays on.
         added += ("-ngl", "all", "-fit", "off", "-dev", ",".join(map(device_name, cards)))
+        if split == "layer" and not flags.tensor_split:
+            # Left alone the server would go by what is free, not by what may be used.
+            rooms = (asked.budget.room(gpu) // MIB for gpu in chosen)
+            added += ("-ts", ",".join(map(str, rooms)))
     return _finished(
         asked,
         resolved,
@@ -169,9 +176,13 @@ def _tensor_plan(
     one = pricing.on(pricing.asked_ctx, asked.gpus[:1])
     base = max(one.compute.per_device.values(), default=0)
     load = TensorLoad(
-        weights=asked.offer.model.weights.total_bytes,
+        weights=sum(one.of("weights").values()),
         reserve=base,
         kv=lambda ctx: pricing.on(ctx, asked.gpus[:1]).context.bytes,
+        draft=DraftReserve(
+            lambda ctx: sum(pricing.on(ctx, asked.gpus[:1]).of("draft", "draft-compute").values()),
+            flat=asked.offer.drafter_unsized,
+        ),
         soft=sum(one.of("runtime").values()),
     )
     native = shape.context or pricing.asked_ctx
@@ -209,7 +220,7 @@ def _tensor_finished(
         max_ctx=outcome.max_ctx,
         added=added,
     )
-    return evolve(plan, tensor_split=outcome.split or (), certain=False)
+    return evolve(plan, tensor_split=outcome.split or ())
 
 
 class _Pricing:
@@ -231,7 +242,12 @@ class _Pricing:
         fixed = self.on(self.asked_ctx, self._asked.gpus[:1])
         name = device_name(self._asked.gpus[0].index)
         constant = fixed.of("weights", "projector", "runtime").get(name, 0)
-        return Load(fixed=constant, growing=self._growing, per_card=self._per_card)
+        return Load(
+            fixed=constant,
+            growing=self._growing,
+            per_card=self._per_card,
+            placed=self._placed,
+        )
 
     def host_load(self) -> Load:
         """The same of a launch without cards."""
@@ -248,6 +264,13 @@ class _Pricing:
         priced = self.on(ctx, self._asked.gpus[:cards])
         held = priced.of("compute", "draft-compute")
         return max((size for device, size in held.items() if device != HOST), default=0)
+
+    def _placed(self, ctx: int, cards: Sequence[Gpu]) -> bool:
+        there = sorted(cards, key=lambda gpu: gpu.index)
+        priced = self.on(ctx, there)
+        return all(
+            priced.on(device_name(gpu.index)) <= self._asked.budget.usable(gpu) for gpu in there
+        )
 
     def _price(self, ctx: int, gpus: tuple[Gpu, ...]) -> Price:
         room = self._asked.budget.room
@@ -300,6 +323,15 @@ def _finished(
         warnings.append(("unmeasured", f"no {arch} model was measured: its figures are derived"))
     if not asked.offer.model.shape.complete:
         warnings.append(("header-cut", "the header is cut short: what it holds was used"))
+    if asked.offer.drafter_unsized:
+        text = "the drafter comes from a repository and cannot be sized: a flat share is kept free"
+        warnings.append(("drafter-unsized", text))
+    if gpus and resolved.flags.split_mode == "row":
+        warnings.append(("row-split", "a split by rows is planned as one by layers"))
+    if resolved.flags.override_tensors:
+        warnings.append(("override-tensor", "where -ot puts tensors is not followed"))
+    if split == "tensor":
+        warnings.append(("tensor-split", "no tensor split was measured: shares are closed forms"))
     warnings += [
         (f"uncertain-{term.name}", f"{term.device}: {term.why}")
         for term in priced.terms
@@ -310,8 +342,12 @@ def _finished(
         memory = HostMemory(available=asked.host, parking=asked.parking)
         budgets[HOST] = max(0, memory.usable)
     decision = LaunchDecision(split=split if gpus else None, extra_args=asked.argv)
+    doubts = {"drafter-unsized", "row-split", "override-tensor", "tensor-split"}
     certain = (
-        known and arch in MEASURED and all(t.known for t in priced.terms if t.name != "runtime")
+        known
+        and arch in MEASURED
+        and doubts.isdisjoint(code for code, _ in warnings)
+        and all(t.known for t in priced.terms if t.name != "runtime")
     )
     return Plan(
         arch=arch,

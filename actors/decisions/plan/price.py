@@ -35,11 +35,15 @@ class Model:
 
 @frozen(kw_only=True)
 class Offer:
-    """What does not change while a context is searched for: the models and the rules."""
+    """What does not change while a context is searched for: the models and the rules.
+
+    ``drafter_unsized``: one will load that no file on this machine tells anything of.
+    """
 
     model: Model
     drafter: Model | None = None
     drafter_on_gpu: bool = True
+    drafter_unsized: bool = False
     projector: int = 0
     rules: Rules = "b11434"
     hint: Hint | None = None
@@ -154,12 +158,13 @@ def _placement(shape: ModelShape, flags: ServerFlags, devices: Sequence[Device])
 
 def _staged(offer: Offer, flags: ServerFlags, placement: Placement) -> int:
     """The largest tensor of a layer on the host: it passes through a device for large batches."""
+    if not placement.devices or placement.all_on_devices:
+        return 0
     if not flags.op_offload or min(flags.batch, flags.ubatch) < STAGED_FROM:
         return 0
-    on_host = {index for index, name in enumerate(placement.layers) if name == HOST}
-    tensors = offer.model.weights.tensors
-    sizes = (t.n_bytes for t in tensors if t.block in on_host or (t.block is None and t.is_expert))
-    return max(sizes, default=0)
+    largest = offer.model.weights.largest_by_layer
+    on_host = (index for index, name in enumerate(placement.layers) if name == HOST)
+    return max((largest[index] for index in on_host if index < len(largest)), default=0)
 
 
 def _terms(

@@ -56,6 +56,16 @@ class Weights:
         return self._by_layer(experts_only=True)
 
     @cached_property
+    def largest_by_layer(self) -> tuple[int, ...]:
+        """The largest tensor of each layer."""
+        largest = [0] * len(self.by_layer)
+        for tensor in self.tensors:
+            block = tensor.block
+            if block is not None:
+                largest[block] = max(largest[block], tensor.n_bytes)
+        return tuple(largest)
+
+    @cached_property
     def input_bytes(self) -> int:
         """Token and position embeddings: looked up by row, so llama-server keeps them on the
         host whatever is offloaded."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvalet.actors.decisions.plan.devices import GIB, Gpu
 from kvalet.actors.decisions.plan.explain import report
@@ -201,3 +203,62 @@ def test_the_same_input_gives_the_same_plan() -> None:
     asked = evolve(ASKED, choose_ctx=True, gpus=(CARD, OTHER))
 
     assert report(make_plan(asked)) == report(make_plan(asked))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(4000, 30000), st.floats(0.4, 1.0)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_a_plan_that_fits_overfills_no_card(found: list[tuple[int, float]], chosen: bool) -> None:
+    cards = tuple(Gpu(i, int(total * free), total) for i, (total, free) in enumerate(found))
+    argv = ("-np", "4", "-kvu") if chosen else ("-c", "8192", "-np", "4", "-kvu")
+    plan = make_plan(evolve(ASKED, argv=argv, gpus=cards, choose_ctx=chosen))
+
+    held = {name: plan.price.on(name) for name in plan.budgets if name != "CPU"}
+    assert not plan.fits or all(held[name] <= plan.budgets[name] for name in held)
+    assert plan.fits or plan.added in ((), ("-c", "4096"))
+
+
+def test_a_drafter_from_a_repository_keeps_a_flat_share_free() -> None:
+    argv = ("-c", "8192", "-np", "4", "-kvu")
+    sized = make_plan(evolve(ASKED, argv=argv, gpus=(CARD,)))
+    unsized = make_plan(
+        evolve(ASKED, argv=argv, gpus=(CARD,), offer=evolve(ASKED.offer, drafter_unsized=True))
+    )
+
+    assert unsized.budgets["CUDA0"] < sized.budgets["CUDA0"]
+    assert not unsized.certain
+    assert "drafter-unsized" in codes(unsized)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (("-sm", "row"), "row-split"),
+        (("-ot", "ffn=CPU"), "override-tensor"),
+        (("-sm", "tensor"), "tensor-split"),
+    ],
+)
+def test_what_was_never_measured_is_doubtful_and_says_why(argv: tuple[str, ...], code: str) -> None:
+    plan = make_plan(evolve(ASKED, argv=("-c", "8192", "-np", "1", *argv), gpus=(CARD, OTHER)))
+
+    assert not plan.certain
+    assert code in codes(plan)
+
+
+def test_a_tensor_split_counts_its_drafter_or_is_given_up() -> None:
+    def drafter(size: int) -> Offer:
+        weights = Weights(tensors=(tensor("blk.0.ffn_up.weight", size),))
+        shape = shape_of({**METADATA, "llama.block_count": 1})
+        return evolve(ASKED.offer, drafter=Model(shape=shape, weights=weights))
+
+    argv = ("-c", "131072", "-np", "1", "-sm", "tensor", "--spec-type", "draft-simple", "-md", "d")
+    asked = evolve(ASKED, argv=argv, gpus=(CARD, OTHER))
+    alone = make_plan(asked)
+    small = make_plan(evolve(asked, offer=drafter(8 * GIB)))
+    large = make_plan(evolve(asked, offer=drafter(40 * GIB)))
+
+    assert (alone.split, small.split, large.split) == ("tensor", "tensor", "layer")
+    assert (small.flags.ctx or 0) < (alone.flags.ctx or 0)
+    assert "tensor-downgraded" in codes(large)
