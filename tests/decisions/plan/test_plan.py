@@ -256,7 +256,7 @@ def test_a_tensor_split_counts_its_drafter_or_is_given_up() -> None:
     argv = ("-c", "131072", "-np", "1", "-sm", "tensor", "--spec-type", "draft-simple", "-md", "d")
     asked = evolve(ASKED, argv=argv, gpus=(CARD, OTHER))
     alone = make_plan(asked)
-    small = make_plan(evolve(asked, offer=drafter(8 * GIB)))
+    small = make_plan(evolve(asked, offer=drafter(19 * GIB)))
     large = make_plan(evolve(asked, offer=drafter(40 * GIB)))
 
     assert (alone.split, small.split, large.split) == ("tensor", "tensor", "layer")
