@@ -20,7 +20,14 @@ from kvalet.actors.binaries import find_model
 from kvalet.actors.child import memory_root, slot_directory
 from kvalet.actors.launcher import LaunchConfig
 from kvalet.actors.server import Server, open_client
-from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen, SpawnSeen
+from kvalet.protocol.commands import (
+    Command,
+    ExitSeen,
+    LaunchPlanned,
+    MemorySeen,
+    ReadySeen,
+    SpawnSeen,
+)
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
 from tests.processes import is_there, wait_gone
 
@@ -49,11 +56,13 @@ async def test_a_launch_comes_up_answers_to_its_key_only_and_leaves_nothing(
     send, receive = trio.open_memory_channel[Command](10)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(launcher.run, config, send)
-        planned, spawned, ready = [await receive.receive() for _ in range(3)]
+        planned, spawned, ready, weighed = [await receive.receive() for _ in range(4)]
 
         assert isinstance(planned, LaunchPlanned)
         assert isinstance(spawned, SpawnSeen)
         assert isinstance(ready, ReadySeen)
+        assert isinstance(weighed, MemorySeen)
+        assert {figure.name for figure in weighed.figures} >= {"context non_swa", "context swa"}
         assert (ready.cells, ready.slots, ready.headroom) == (512, 2, 2)
         assert ready.pid == spawned.pid == server.pid
         assert ready.url == server.url
@@ -182,7 +191,7 @@ async def test_a_port_that_was_snatched_away_is_replaced(
         nursery.cancel_scope.cancel()
 
     kinds = [type(report) for report in [report async for report in receive]]
-    assert kinds == [*[LaunchPlanned, SpawnSeen] * 2, ReadySeen, ExitSeen]
+    assert kinds == [*[LaunchPlanned, SpawnSeen] * 2, ReadySeen, MemorySeen, ExitSeen]
 
 
 async def test_a_port_that_stays_taken_is_given_up(config: LaunchConfig, taken_port: int) -> None:
