@@ -20,7 +20,7 @@ from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
 from kvalet.actors.config import DEFAULT_CTX, DEFAULT_PARALLEL, Config, unstructure
 from kvalet.actors.decisions.refusal import STOPPING
-from kvalet.actors.doctor import read_memory_available
+from kvalet.actors.facts_host import read_memory_available
 from kvalet.actors.front import Front, FrontConfig, Gate
 from kvalet.actors.http import serve_http
 from kvalet.actors.http_exchange import HttpLimits

@@ -17,7 +17,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from kvalet.actors.decisions.capabilities import Capabilities, parse_help
-from kvalet.actors.decisions.launch import classify_exit, with_library_path
+from kvalet.actors.decisions.launch import child_environment, classify_exit, with_library_path
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
 
 PROBE_TIMEOUT_S: Final = 10.0
@@ -80,13 +80,15 @@ def find_server(
 def probe_capabilities(binary: ServerBinary, env: Mapping[str, str]) -> Capabilities:
     """What the binary's ``--help`` says; asked once per process and file.
 
-    Blocks for at most twenty seconds. Raises EnvironmentFault when the binary does not run,
+    Blocks for at most twenty seconds. No secret of ``env`` is given to a binary that only
+    prints its help. Raises EnvironmentFault when the binary does not run,
     ConfigFault when a LLAMA_ARG_* variable stops it.
     """
     known = os.stat(binary.path)
     key = (str(binary.path), known.st_size, known.st_mtime_ns)
     if key not in _probed:
-        found = parse_help(_ask(binary, "--help", env), _ask(binary, "--version", env))
+        asked = child_environment(env, api_key="", config_home="", library_path=())
+        found = parse_help(_ask(binary, "--help", asked), _ask(binary, "--version", asked))
         if not found.flags:
             raise EnvironmentFault(f"{binary.path} --help lists no flags: is it a llama-server?")
         _probed[key] = evolve(found, build=found.build or binary.build)

@@ -14,11 +14,11 @@ from kvalet.actors.binaries import find_server, probe_capabilities
 from kvalet.actors.cli_tables import new_table
 from kvalet.actors.config import DEFAULT_PARALLEL
 from kvalet.actors.decisions.capabilities import Capabilities
-from kvalet.actors.decisions.launch import LaunchRequest, build_argv, child_environment
+from kvalet.actors.decisions.launch import LaunchRequest, build_argv
 from kvalet.actors.decisions.plan.devices import MIB, Gpu
 from kvalet.actors.decisions.plan.explain import TITLES, report, why_of
 from kvalet.actors.decisions.plan.plan import Plan
-from kvalet.actors.planner import Machine, plan_launch, read_machine
+from kvalet.actors.planner import plan_launch, read_machine
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
 
 _ASSUMED: Final = Capabilities(
@@ -54,9 +54,7 @@ def read_cards(words: Sequence[str]) -> tuple[Gpu, ...]:
 def installed(env: Mapping[str, str]) -> Capabilities | None:
     """What the llama-server on this machine can do; None without one that runs."""
     try:
-        binary = find_server(None, env)
-        asked = child_environment(env, api_key="", config_home="", library_path=())
-        return probe_capabilities(binary, asked)
+        return probe_capabilities(find_server(None, env), env)
     except EnvironmentFault:
         return None
 
@@ -79,11 +77,9 @@ def make(
     """
     env = dict(os.environ)
     cards = read_cards(gpus)
-    machine = read_machine(env)
-    if not here:
-        machine = Machine(gpus=cards, host=machine.host)
-    elif cards:
+    if here and cards:
         raise ConfigFault("--gpu names the cards and --here asks this machine: use one of them")
+    machine = read_machine(env, None if here else cards)
     known = None if build is not None else installed(env)
     serve = as_serve or not given
     if serve:

@@ -19,7 +19,7 @@ from kvalet.actors.bench import BenchReport, OnUpdate, run_bench
 from kvalet.actors.binaries import find_model, find_server, probe_capabilities
 from kvalet.actors.config import Config
 from kvalet.actors.decisions.capabilities import Capabilities
-from kvalet.actors.decisions.launch import child_environment, round_cells
+from kvalet.actors.decisions.launch import round_cells
 from kvalet.actors.journal import read_journal
 from kvalet.actors.server import Server
 from kvalet.protocol.commands import Command
@@ -187,6 +187,4 @@ async def _through_kvalet(
 
 
 def _probe(server_bin: Path | None) -> Capabilities:
-    binary = find_server(server_bin, os.environ)
-    asked = child_environment(os.environ, api_key="", config_home="", library_path=())
-    return probe_capabilities(binary, asked)
+    return probe_capabilities(find_server(server_bin, os.environ), os.environ)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from kvalet.actors.binaries import ServerBinary, find_model, find_server, probe_capabilities
 from kvalet.actors.child import memory_root
-from kvalet.actors.decisions.launch import child_environment
+from kvalet.actors.facts_host import read_memory_available
 from kvalet.protocol.errors import KvaletError
 
 Verdict = Literal["ok", "warn", "bad"]
@@ -80,9 +80,8 @@ def _server(checkup: Checkup, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _capabilities(binary: ServerBinary, env: Mapping[str, str]) -> Finding:
-    asked = child_environment(env, api_key="", config_home="", library_path=())
     try:
-        caps = probe_capabilities(binary, asked)
+        caps = probe_capabilities(binary, env)
     except KvaletError as fault:
         mend = "pass --server-bin with a llama-server that runs on this machine"
         return Finding(name="capabilities", verdict="bad", message=str(fault), mend=mend)
@@ -183,18 +182,6 @@ def _memory(model: Path | None) -> Finding:
             mend="use a smaller model, or end other programs; a GPU may still hold it",
         )
     return Finding(name="memory", verdict="ok", message=f"{_mib(available)} available")
-
-
-def read_memory_available() -> int | None:
-    """Bytes that can be used without swapping; None where Linux does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _gpu(env: Mapping[str, str]) -> Finding:

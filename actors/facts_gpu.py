@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol, cast
 import structlog
 from attrs import frozen
 
+from kvalet.actors.decisions.plan.devices import MIB
 from kvalet.actors.facts_host import HostMemory
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-MIB: Final = 1 << 20
 NOT_SUPPORTED: Final = 3
 """NVML's code for what a card cannot tell."""
 _log = structlog.get_logger(__name__)

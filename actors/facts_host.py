@@ -23,18 +23,29 @@ class HostMemory:
     available: int
 
 
+def read_memory_available(root: Path = Path("/")) -> int | None:
+    """Bytes that can be used without swapping; None where Linux does not tell."""
+    listed = _meminfo(root).get("MemAvailable:")
+    return None if listed is None else listed * 1024
+
+
 def read_host(root: Path = Path("/")) -> HostMemory:
     """Host memory as /proc/meminfo tells it, less where a cgroup allows less. Never fails.
 
     ``root`` stands for / in tests.
     """
-    listed = _table(_text(root / "proc/meminfo"))
+    listed = _meminfo(root)
     total = listed.get("MemTotal:", 0) * 1024
     available = listed.get("MemAvailable:", listed.get("MemFree:", 0)) * 1024
     for limit, free in _cgroup_limits(root):
         total = min(total or limit, limit)
         available = min(available, free)
     return HostMemory(total=total, available=available)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo, in KiB."""
+    return _table(_text(root / "proc/meminfo"))
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:

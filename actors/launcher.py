@@ -35,7 +35,6 @@ from kvalet.protocol.commands import (
     Command,
     ExitSeen,
     LaunchPlanned,
-    MemoryFigure,
     MemorySeen,
     ReadySeen,
     SpawnSeen,
@@ -101,15 +100,15 @@ class _Plan:
             self.capabilities,
         )
 
-    def memory(self, argv: Sequence[str]) -> tuple[Plan | None, tuple[tuple[str, str], ...]]:
-        """What this launch should take, and what is doubtful about it.
+    def memory(self) -> tuple[Plan | None, tuple[tuple[str, str], ...]]:
+        """What this launch should take, at whatever port, and what is doubtful about it.
 
         A launch that cannot be planned is launched all the same: the server has its own word.
         """
-        env = self.child_env()
+        env, argv = self.child_env(), self.argv(port=0).argv[1:]
         try:
             plan = plan_launch(
-                self.config.model, argv[1:], env, read_machine(env), build=self.capabilities.build
+                self.config.model, argv, env, read_machine(env), build=self.capabilities.build
             )
         except KvaletError as fault:
             return None, (("no-plan", f"memory is not planned: {fault}"),)
@@ -182,9 +181,7 @@ async def run(
     async with reports:
         model = await trio.to_thread.run_sync(lambda: find_model(config.model))
         binary = await trio.to_thread.run_sync(find_server, config.server_bin, env)
-        # No secret is given to a binary that only prints its help.
-        asked = child_environment(env, api_key="", config_home="", library_path=())
-        capabilities = await trio.to_thread.run_sync(probe_capabilities, binary, asked)
+        capabilities = await trio.to_thread.run_sync(probe_capabilities, binary, env)
         with slot_directory() as directory:
             plan = _Plan(
                 config=evolve(config, model=model),
@@ -206,9 +203,11 @@ async def _launch(
     pick_port: Callable[[], int],
     task_status: trio.TaskStatus[Server],
 ) -> None:
+    memory, doubts = await trio.to_thread.run_sync(plan.memory)
     ends: list[_End] = []
     while len(ends) < PORT_TRIES:
-        ends.append(await _attempt(plan, pick_port(), reports, task_status))
+        port = pick_port()
+        ends.append(await _attempt(plan, port, memory, doubts, reports, task_status))
         if ends[-1].ready or ends[-1].slow or ends[-1].exit.kind not in ("port", "silent"):
             break
     # A silent end after one that gave its reason explains nothing.
@@ -228,12 +227,13 @@ async def _launch(
 async def _attempt(
     plan: _Plan,
     port: int,
+    memory: Plan | None,
+    doubts: Sequence[tuple[str, str]],
     reports: trio.MemorySendChannel[Command],
     task_status: trio.TaskStatus[Server],
 ) -> _End:
     """One child from its spawn to its end."""
     launch = plan.argv(port)
-    memory, doubts = await trio.to_thread.run_sync(plan.memory, launch.argv)
     warnings = [*launch.warnings, *doubts]
     if plan.binary.warning:
         warnings.append(("cpu-kernels", plan.binary.warning))
@@ -280,17 +280,9 @@ async def _weigh(
     reported = read_log(child.lines)
     if not reported.seen:
         return
-    differences = compare(memory, reported)
-    await reports.send(
-        MemorySeen(
-            generation=plan.generation,
-            figures=tuple(
-                MemoryFigure(name=one.name, planned=one.planned, reported=one.reported)
-                for one in differences
-            ),
-            exact=all(map(agrees, differences)),
-        )
-    )
+    figures = compare(memory, reported)
+    exact = all(map(agrees, figures))
+    await reports.send(MemorySeen(generation=plan.generation, figures=figures, exact=exact))
 
 
 def _report_stop(plan: _Plan, child: Child, reports: trio.MemorySendChannel[Command]) -> None:

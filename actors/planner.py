@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from attrs import frozen
 
@@ -15,10 +14,8 @@ from kvalet.actors.decisions.plan.price import Model, Offer
 from kvalet.actors.decisions.plan.speculation import drafter_of, emits_draft_model
 from kvalet.actors.facts import ModelFile, read_gguf
 from kvalet.actors.facts_gpu import GpuSample, read_gpus
-from kvalet.actors.facts_host import HostMemory, read_host
+from kvalet.actors.facts_host import read_host
 from kvalet.protocol.errors import EnvironmentFault
-
-VRAM_FRACTION: Final = "KVALET_VRAM_FRACTION"
 
 
 @frozen(kw_only=True)
@@ -29,10 +26,11 @@ class Machine:
     host: int | None = None
 
 
-def read_machine(env: Mapping[str, str]) -> Machine:
-    """Read the cards that a server started with ``env`` would see, and host memory."""
-    host = read_host()
-    return Machine(gpus=_cards(read_gpus(env)), host=_available(host))
+def read_machine(env: Mapping[str, str], cards: tuple[Gpu, ...] | None = None) -> Machine:
+    """Read the cards that a server started with ``env`` would see, and host memory; ``cards``
+    are taken as they are given, and the driver is not asked."""
+    gpus = _cards(read_gpus(env)) if cards is None else cards
+    return Machine(gpus=gpus, host=read_host().available or None)
 
 
 def plan_launch(
@@ -95,7 +93,3 @@ def _cards(samples: Sequence[GpuSample]) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(number, sample.free_mib, sample.total_mib) for number, sample in enumerate(samples)
     )
-
-
-def _available(host: HostMemory) -> int | None:
-    return host.available or None

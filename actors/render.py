@@ -9,6 +9,8 @@ from kvalet.actors.decisions.evolve_server import ServerEvent
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import SlotId
 
+MIB = 2**20
+
 RequestEvent = (
     e.RequestArrived
     | e.PromptMeasured
@@ -17,7 +19,6 @@ RequestEvent = (
     | e.NoticeTaken
     | e.StreamStalled
 )
-MIB = 1 << 20
 GrowthEvent = e.LeaseGranted | e.LeaseExtended | e.PoolPressed | e.LeaseEnded | e.LeaseReleased
 ParkEvent = e.LeaseParking | e.LeaseParked | e.LeaseResumed | e.LeaseRecomputed | e.LeaseRestored
 HouseEvent = e.HouseOpened | e.JournalTorn | e.SlotCleared | e.PoolRead | e.MethodDemoted

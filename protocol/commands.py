@@ -191,6 +191,11 @@ class MemoryFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     planned: int
     reported: int
 
+    @property
+    def excess(self) -> int:
+        """Bytes that the server took beyond the plan; below zero where it took less."""
+        return self.reported - self.planned
+
 
 class MemorySeen(_Command, frozen=True, kw_only=True, tag="memory-seen"):
     """What the server says that it allocated, beside the plan. ``exact``: no figure differs."""

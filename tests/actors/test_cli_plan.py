@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from kvalet.actors.cli import run
 from kvalet.actors.decisions.plan.explain import report
 from kvalet.actors.planner import Machine, plan_launch
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
+from tests.decisions.plan.measured import Record, points
 
 Captured = pytest.CaptureFixture[str]
 
@@ -35,14 +35,13 @@ def planned(captured: Captured, *argv: str) -> dict[str, Any]:
     return document
 
 
-def measured() -> Iterator[Mapping[str, Any]]:
+def measured() -> Iterator[Record]:
     """Launches on a CPU whose every allocation was logged."""
-    with lzma.open(FILES / "kv_ground_truth.jsonl.xz", "rt") as lines:
-        for number, line in enumerate(lines):
-            record = json.loads(line)
-            known = (HEADERS / f"{record['model']}.gguf").exists()
-            if number % EVERY == 0 and known and record["device"] == "cpu":
-                yield record
+    for number, point in enumerate(points()):
+        record = point.record
+        known = (HEADERS / f"{record['model']}.gguf").exists()
+        if number % EVERY == 0 and known and record["device"] == "cpu":
+            yield record
 
 
 def bytes_of(part: Mapping[str, int] | None, key: str) -> int:

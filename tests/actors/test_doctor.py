@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from kvalet.actors.doctor import Checkup, Finding, examine, park_room, read_memory_available
+from kvalet.actors.doctor import Checkup, Finding, examine, park_room
+from kvalet.actors.facts_host import read_memory_available
 
 HELP = "echo '--kv-unified, --no-kv-unified  x'; echo '--slot-save-path PATH  x'"
 

@@ -13,9 +13,10 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from structlog.testing import capture_logs
 
+from kvalet.actors.decisions.plan.devices import MIB
 from kvalet.actors.decisions.plan.shape import ModelShape
 from kvalet.actors.facts import read_gguf
-from kvalet.actors.facts_gpu import MIB, GpuSample, Nvml, parse_smi, read_gpus, visible
+from kvalet.actors.facts_gpu import GpuSample, Nvml, parse_smi, read_gpus, visible
 from kvalet.actors.facts_host import HostMemory, read_host
 from kvalet.protocol.errors import EnvironmentFault
 

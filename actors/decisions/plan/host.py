@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from attrs import frozen
 
+from kvalet.actors.decisions.plan.devices import MIB
 from kvalet.actors.decisions.plan.kept import ContextBytes
 from kvalet.actors.decisions.plan.server_flags import ServerFlags
-
-MIB: Final = 1 << 20
 
 
 @frozen(kw_only=True)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import field, frozen
 
+from kvalet.actors.decisions.plan.devices import MIB
 from kvalet.actors.decisions.plan.explain import context_report
 from kvalet.actors.decisions.plan.plan import Plan
-from kvalet.actors.decisions.plan.price import TermName
+from kvalet.protocol.commands import MemoryFigure
 
-MIB: Final = 1 << 20
+T = TypeVar("T")
 LOGGED_STEP: Final = -(-MIB // 100)
 """Bytes: the server rounds its sizes to a hundredth of a MiB."""
 
@@ -44,20 +45,6 @@ class Reported:
     kept: Mapping[str, float] = field(factory=dict[str, float])
     buffers: Mapping[str, float] = field(factory=dict[str, float])
     seen: bool = False
-
-
-@frozen(kw_only=True)
-class Difference:
-    """One figure, planned and reported, in bytes."""
-
-    name: str
-    planned: int
-    reported: int
-
-    @property
-    def excess(self) -> int:
-        """Bytes that the server took beyond the plan; below zero where it took less."""
-        return self.reported - self.planned
 
 
 def read_log(lines: Iterable[str]) -> Reported:
@@ -89,40 +76,34 @@ def read_log(lines: Iterable[str]) -> Reported:
     )
 
 
-def compare(plan: Plan, reported: Reported) -> tuple[Difference, ...]:
+def compare(plan: Plan, reported: Reported) -> tuple[MemoryFigure, ...]:
     """Every figure of the plan that the server reports too, and every one that only it has."""
-    kept = {name: size for name, size in context_report(plan).items() if name != "total"}
-    found = [
-        _difference(f"context {name}", kept.get(name, 0), reported.kept.get(name, 0.0))
-        for name in dict.fromkeys((*kept, *reported.kept))
-    ]
-    buffers = _buffers(plan)
-    found += [
-        _difference(name, buffers.get(name, 0), reported.buffers.get(name, 0.0))
-        for name in dict.fromkeys((*buffers, *reported.buffers))
-    ]
-    return tuple(one for one in found if one.planned or one.reported)
+    planned = {**_named("context", context_report(plan)), **_buffers(plan)}
+    del planned["context total"]
+    said = {**_named("context", reported.kept), **reported.buffers}
+    figures = (
+        MemoryFigure(
+            name=name,
+            planned=planned.get(name, 0),
+            reported=round(said.get(name, 0.0) * MIB),
+        )
+        for name in dict.fromkeys((*planned, *said))
+    )
+    return tuple(figure for figure in figures if figure.planned or figure.reported)
 
 
-def agrees(difference: Difference) -> bool:
-    """Whether the two are the same figure, as far as a log of hundredths can tell."""
-    return abs(difference.excess) <= LOGGED_STEP
+def agrees(figure: MemoryFigure) -> bool:
+    """Whether plan and report are the same, as far as a log of hundredths can tell."""
+    return abs(figure.excess) <= LOGGED_STEP
 
 
 def _buffers(plan: Plan) -> dict[str, int]:
-    names: tuple[tuple[str, tuple[TermName, ...]], ...] = (
-        ("compute", ("compute", "draft-compute")),
-        ("output", ("output",)),
-    )
-    return {
-        f"{label} {device}": size
-        for label, terms in names
-        for device, size in plan.price.of(*terms).items()
-    }
+    compute = plan.price.of("compute", "draft-compute")
+    return {**_named("compute", compute), **_named("output", plan.price.of("output"))}
 
 
-def _difference(name: str, planned: int, reported_mib: float) -> Difference:
-    return Difference(name=name, planned=planned, reported=round(reported_mib * MIB))
+def _named(group: str, sizes: Mapping[str, T]) -> dict[str, T]:
+    return {f"{group} {name}": size for name, size in sizes.items()}
 
 
 def _hundredths(match: re.Match[str]) -> int:

@@ -14,9 +14,10 @@ from kvalet.actors.decisions.plan.kv_cache import Cache, CacheTypes, Kind, cache
 from kvalet.actors.decisions.plan.layers import Hint, Layers, layers_of
 from kvalet.actors.decisions.plan.placement import Placement
 from kvalet.actors.decisions.plan.recurrent import State, state_of
-from kvalet.actors.decisions.plan.server_flags import DRAFT_MAX, ServerFlags
+from kvalet.actors.decisions.plan.server_flags import ServerFlags
 from kvalet.actors.decisions.plan.shape import ModelShape
 from kvalet.actors.decisions.plan.sizes import Sizes, sizes
+from kvalet.actors.decisions.plan.speculation import draft_max_of
 from kvalet.protocol.errors import ConfigFault
 
 Rules = Literal["b11434", "legacy", "larger"]
@@ -61,11 +62,20 @@ class ContextBytes:
 
     def per_device(self, placement: Placement) -> Mapping[str, int]:
         """Bytes on each device, padding included; devices that hold nothing are left out."""
+        return self.caches_per_device(placement) + self.state_per_device(placement)
+
+    def caches_per_device(self, placement: Placement) -> Counter[str]:
+        """The part of ``per_device`` that the caches take."""
         held = Counter[str]()
         for cache in self.caches:
             for layer in cache.layers:
                 device = placement.cache(layer.index)
                 held[device] += layer.on(cuda=device in placement.cuda)
+        return held
+
+    def state_per_device(self, placement: Placement) -> Counter[str]:
+        """The part of ``per_device`` that recurrent state takes."""
+        held = Counter[str]()
         for index in self.state.layers:
             held[placement.cache(index)] += self.state.layer_bytes
         return held
@@ -78,7 +88,7 @@ def target_sizes(shape: ModelShape, flags: ServerFlags) -> Sizes:
 
 def drafted(flags: ServerFlags) -> int:
     """Tokens drafted ahead at most, by the longest kind of drafting that is on."""
-    by_model = DRAFT_MAX if flags.draft_max is None else max(0, flags.draft_max)
+    by_model = max(0, draft_max_of(flags))
     ahead = (
         by_model if kind.startswith("draft-") else NGRAM_AHEAD.get(kind, 0)
         for kind in flags.spec_types
@@ -90,7 +100,7 @@ def snapshots(shape: ModelShape, flags: ServerFlags) -> int:
     """Copies of the state that each slot keeps to take rejected drafts back."""
     if shape.arch not in arch.ROLLS_BACK or not MODEL_DRAFTERS.intersection(flags.spec_types):
         return 0
-    return DRAFT_MAX if flags.draft_max is None else max(0, flags.draft_max)
+    return max(0, draft_max_of(flags))
 
 
 def cache_types(flags: ServerFlags) -> CacheTypes:

@@ -65,6 +65,13 @@ class PlanInput:
     budget: Budget = DEFAULT
     choose_ctx: bool = False
 
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """Host memory for the launch, less what parked chats may take."""
+        if self.host is None:
+            return None
+        return HostMemory(available=self.host, parking=self.parking)
+
 
 @frozen(kw_only=True)
 class Plan:
@@ -119,10 +126,8 @@ def make_plan(asked: PlanInput) -> Plan:
 def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, str]]) -> Plan:
     flags = resolved.flags
     pricing = _Pricing(asked, flags)
-    native = asked.offer.model.shape.context or asked_cells(asked.offer.model.shape, flags)
-    gpus = () if flags.gpu_layers == 0 or split_mode_of(resolved) == "none" else asked.gpus
-    if split_mode_of(resolved) == "none" and asked.gpus and flags.gpu_layers != 0:
-        gpus = tuple(gpu for gpu in asked.gpus if gpu.index == flags.main_gpu) or asked.gpus[:1]
+    native = asked.offer.model.shape.context or pricing.asked_ctx
+    gpus = _cards_for(asked, resolved)
     layers = asked.offer.model.shape.layers
     partial = flags.gpu_layers is not None and 0 < flags.gpu_layers <= layers
     wanted = None if asked.choose_ctx and not flags.ctx else pricing.asked_ctx
@@ -139,31 +144,32 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
         max_ctx = advertised_ctx(native, gpus, asked.budget, load, in_use=choice.ctx)
     if not choice.fits:
         warnings.append(("does-not-fit", _shortage(asked, pricing, choice, gpus)))
-    cards = choice.cards or tuple(gpu.index for gpu in gpus)
-    chosen = [gpu for gpu in gpus if gpu.index in cards]
-    priced = pricing.on(choice.ctx, chosen)
+    chosen = [gpu for gpu in gpus if not choice.cards or gpu.index in choice.cards]
     split: Split = "layer" if len(chosen) > 1 else "none"
     added: tuple[str, ...] = ()
     if wanted is None:
         added += ("-c", str(choice.ctx))
     if gpus and choice.fits and not partial:
         # Pinned cards leave the server nothing to fit; otherwise its own fitting stays on.
-        added += ("-ngl", "all", "-fit", "off", "-dev", ",".join(map(device_name, cards)))
+        names = ",".join(device_name(gpu.index) for gpu in chosen)
+        added += ("-ngl", "all", "-fit", "off", "-dev", names)
         if split == "layer" and not flags.tensor_split:
             # Left alone the server would go by what is free, not by what may be used.
             rooms = (asked.budget.room(gpu) // MIB for gpu in chosen)
             added += ("-ts", ",".join(map(str, rooms)))
-    return _finished(
-        asked,
-        resolved,
-        priced,
-        chosen,
-        warnings,
-        choice=choice,
-        split=split,
-        max_ctx=max_ctx,
-        added=added,
-    )
+    plan = _finished(asked, resolved, pricing, warnings, choice, chosen, split)
+    return evolve(plan, max_ctx=max_ctx, added=added)
+
+
+def _cards_for(asked: PlanInput, resolved: Resolved) -> tuple[Gpu, ...]:
+    """The cards that this launch may use: none without layers for them, one without a split."""
+    flags = resolved.flags
+    if flags.gpu_layers == 0:
+        return ()
+    if split_mode_of(resolved) == "none":
+        main = tuple(gpu for gpu in asked.gpus if gpu.index == flags.main_gpu)
+        return main or asked.gpus[:1]
+    return asked.gpus
 
 
 def _tensor_plan(
@@ -204,23 +210,12 @@ def _tensor_finished(
     warnings: list[tuple[str, str]],
 ) -> Plan:
     chosen = [gpu for gpu in asked.gpus if gpu.index in outcome.cards]
-    priced = pricing.on(outcome.ctx, chosen)
     added: tuple[str, ...] = ("-c", str(outcome.ctx), "--split-mode", "tensor")
     if outcome.split is not None:
         added += ("--tensor-split", ",".join(map(str, outcome.split)))
     choice = Choice(outcome.ctx, outcome.cards, True)
-    plan = _finished(
-        asked,
-        resolved,
-        priced,
-        chosen,
-        warnings,
-        choice=choice,
-        split="tensor",
-        max_ctx=outcome.max_ctx,
-        added=added,
-    )
-    return evolve(plan, tensor_split=outcome.split or ())
+    plan = _finished(asked, resolved, pricing, warnings, choice, chosen, "tensor")
+    return evolve(plan, max_ctx=outcome.max_ctx, added=added, tensor_split=outcome.split or ())
 
 
 class _Pricing:
@@ -275,27 +270,25 @@ class _Pricing:
     def _price(self, ctx: int, gpus: tuple[Gpu, ...]) -> Price:
         room = self._asked.budget.room
         devices = [Device(name=device_name(g.index), share=float(max(1, room(g)))) for g in gpus]
-        flags = evolve(self.flags, ctx=ctx, per_slot=self.flags.per_slot)
-        return price(self._offer, flags, devices)
+        return price(self._offer, evolve(self.flags, ctx=ctx), devices)
 
 
 def _on_host(asked: PlanInput, pricing: _Pricing, ctx: int | None, native: int) -> Choice:
-    if asked.host is None:
+    memory = asked.host_memory
+    if memory is None:
         return Choice(native if ctx is None else ctx, (), True)
-    memory = HostMemory(available=asked.host, parking=asked.parking)
     return host_choice(ctx, native, memory, pricing.host_load())
 
 
 def _shortage(asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequence[Gpu]) -> str:
     needed = pricing.on(choice.ctx, gpus)
-    if not gpus:
-        memory = HostMemory(available=asked.host or 0, parking=asked.parking)
-        need, room = needed.on(HOST), memory.usable
-        where = "host memory"
-    else:
-        names = {device_name(gpu.index) for gpu in gpus}
-        need = sum(needed.on(name) for name in names)
+    if gpus:
+        need = sum(needed.on(device_name(gpu.index)) for gpu in gpus)
         room, where = asked.budget.pool(gpus), "the cards"
+    else:
+        memory = asked.host_memory
+        need, room = needed.on(HOST), memory.usable if memory is not None else 0
+        where = "host memory"
     return (
         f"{choice.ctx} cells need {need // MIB} MiB of {where}, and {max(0, room) // MIB} MiB may "
         "be used: lower the context or the slots, or take a smaller model or cache type"
@@ -305,52 +298,27 @@ def _shortage(asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequenc
 def _finished(
     asked: PlanInput,
     resolved: Resolved,
-    priced: Price,
-    gpus: Sequence[Gpu],
-    warnings: list[tuple[str, str]],
-    *,
+    pricing: _Pricing,
+    warnings: Sequence[tuple[str, str]],
     choice: Choice,
+    gpus: Sequence[Gpu],
     split: Split,
-    max_ctx: int,
-    added: tuple[str, ...],
 ) -> Plan:
-    _, known = rules_of(asked.build)
-    if not known:
-        named = f"build {asked.build}" if asked.build else "a build that is not named"
-        warnings.append(("unknown-build", f"{named}: the larger of two rule sets is used"))
-    arch = asked.offer.model.shape.arch
-    if arch not in MEASURED:
-        warnings.append(("unmeasured", f"no {arch} model was measured: its figures are derived"))
+    """The plan of ``choice`` on ``gpus``, with everything that is doubtful about it."""
+    priced = pricing.on(choice.ctx, gpus)
+    terms = [term for term in priced.terms if term.name != "runtime" and not term.known]
+    doubts = _doubts(asked, resolved, gpus, split)
+    told = [*warnings, *doubts]
     if not asked.offer.model.shape.complete:
-        warnings.append(("header-cut", "the header is cut short: what it holds was used"))
-    if asked.offer.drafter_unsized:
-        text = "the drafter comes from a repository and cannot be sized: a flat share is kept free"
-        warnings.append(("drafter-unsized", text))
-    if gpus and resolved.flags.split_mode == "row":
-        warnings.append(("row-split", "a split by rows is planned as one by layers"))
-    if resolved.flags.override_tensors:
-        warnings.append(("override-tensor", "where -ot puts tensors is not followed"))
-    if split == "tensor":
-        warnings.append(("tensor-split", "no tensor split was measured: shares are closed forms"))
-    warnings += [
-        (f"uncertain-{term.name}", f"{term.device}: {term.why}")
-        for term in priced.terms
-        if not term.known and term.name != "runtime" and term.why
-    ]
+        told.append(("header-cut", "the header is cut short: what it holds was used"))
+    told += [(f"uncertain-{term.name}", f"{term.device}: {term.why}") for term in terms if term.why]
     budgets = {device_name(gpu.index): max(0, asked.budget.usable(gpu)) for gpu in gpus}
-    if asked.host is not None:
-        memory = HostMemory(available=asked.host, parking=asked.parking)
+    memory = asked.host_memory
+    if memory is not None:
         budgets[HOST] = max(0, memory.usable)
     decision = LaunchDecision(split=split if gpus else None, extra_args=asked.argv)
-    doubts = {"drafter-unsized", "row-split", "override-tensor", "tensor-split"}
-    certain = (
-        known
-        and arch in MEASURED
-        and doubts.isdisjoint(code for code, _ in warnings)
-        and all(t.known for t in priced.terms if t.name != "runtime")
-    )
     return Plan(
-        arch=arch,
+        arch=asked.offer.model.shape.arch,
         build=asked.build,
         price=priced,
         host=host_bytes(priced.context, resolved.flags, priced.draft),
@@ -359,9 +327,30 @@ def _finished(
         cards=tuple(gpu.index for gpu in gpus),
         budgets=budgets,
         fits=choice.fits,
-        certain=certain,
-        max_ctx=max_ctx,
-        added=added,
+        certain=not doubts and not terms,
         env_removed=overriding_variables(asked.env, decision),
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(dict.fromkeys(told)),
     )
+
+
+def _doubts(
+    asked: PlanInput, resolved: Resolved, gpus: Sequence[Gpu], split: Split
+) -> list[tuple[str, str]]:
+    """Why this plan rests on rules that were not measured, as (code, message)."""
+    doubts: list[tuple[str, str]] = []
+    if not rules_of(asked.build)[1]:
+        named = f"build {asked.build}" if asked.build else "a build that is not named"
+        doubts.append(("unknown-build", f"{named}: the larger of two rule sets is used"))
+    arch = asked.offer.model.shape.arch
+    if arch not in MEASURED:
+        doubts.append(("unmeasured", f"no {arch} model was measured: its figures are derived"))
+    if asked.offer.drafter_unsized:
+        text = "the drafter comes from a repository and cannot be sized: a flat share is kept free"
+        doubts.append(("drafter-unsized", text))
+    if gpus and resolved.flags.split_mode == "row":
+        doubts.append(("row-split", "a split by rows is planned as one by layers"))
+    if resolved.flags.override_tensors:
+        doubts.append(("override-tensor", "where -ot puts tensors is not followed"))
+    if split == "tensor":
+        doubts.append(("tensor-split", "no tensor split was measured: shares are closed forms"))
+    return doubts

@@ -173,9 +173,9 @@ def _terms(
     placement = priced.placement
     for device, size in weights_by_device(offer.model, placement, flags).items():
         yield Term(name="weights", device=device, bytes=size, known=not flags.override_tensors)
-    for device, size in _kept(priced.context, placement, "kv").items():
+    for device, size in priced.context.caches_per_device(placement).items():
         yield Term(name="kv", device=device, bytes=size)
-    for device, size in _kept(priced.context, placement, "state").items():
+    for device, size in priced.context.state_per_device(placement).items():
         yield Term(name="state", device=device, bytes=size)
     yield from _compute_terms("compute", priced.compute)
     yield Term(name="output", device=HOST, bytes=priced.compute.output)
@@ -209,13 +209,3 @@ def _compute_terms(
 ) -> Iterator[Term]:
     for device, size in compute.per_device.items():
         yield Term(name=name, device=device, bytes=size, known=compute.known, why=compute.why)
-
-
-def _kept(
-    context: ContextBytes, placement: Placement, what: Literal["kv", "state"]
-) -> Mapping[str, int]:
-    """Caches or state of ``context`` by device."""
-    if what == "kv":
-        only = evolve(context, state=evolve(context.state, layers=()))
-        return only.per_device(placement)
-    return evolve(context, caches=()).per_device(placement)
