@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     policy: str = "fair-share"
-    block_min: int = 8
+    block_min: int = 16
     first_block: int = 64
     quantum: int = 48
     resume_max: int = 32

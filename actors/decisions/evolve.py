@@ -184,6 +184,7 @@ def _granted(house: House, event: e.LeaseGranted, at_ns: Nanos) -> House:
         holders=_take(house, event.request, event.slots),
         granted_total=Cells(house.granted_total + event.granted),
         last_lease=max(house.last_lease, event.lease),
+        feasible=event.feasible,
     )
     return _count(house, grants=1)
 
@@ -250,7 +251,8 @@ def _parking(house: House, event: e.LeaseParking, at_ns: Nanos) -> House:
         generated=event.generated,
         ordered=False,
     )
-    return _put(house, lease, waiting=_without(house.waiting, event.request))
+    waiting = _without(house.waiting, event.request)
+    return _put(house, lease, waiting=waiting, feasible=False)
 
 
 def _leave_slots(house: House, lease: Lease) -> dict[SlotId, RequestId]:

@@ -87,9 +87,11 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     house = step.house
     had, free = lease.granted, house.free
     most = had + (house.at_hand if house.erasing else free)
+    left = remaining(house, lease, generated)
+    if house.feasible and most - cells < left:
+        most -= kept_for_others(house, lease)
     if most - cells < least:
         return False
-    left = remaining(house, lease, generated)
     if lease.park_every:
         left = min(left, until_forced(lease, generated))
     granted = Cells(min(max(cells + max(block(house, left, free), least), had), most))
@@ -106,6 +108,19 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
         )
     )
     return True
+
+
+def kept_for_others(house: House, asker: Lease) -> int:
+    """Cells that stay free so that one of the other holders can still reach its end, after
+    which all that it held is there for the next. Nobody else: none."""
+    rests = [
+        lease.seats * (lease.prompt + lease.cap) - lease.granted
+        for lease in house.leases.values()
+        if lease.cap is not None
+        and lease.state in (RUNNING, WAITING)
+        and lease.request != asker.request
+    ]
+    return max(0, min(rests, default=0))
 
 
 def _extend_head(step: Step) -> bool:
@@ -244,11 +259,19 @@ def to_erase(house: House, more: int, taken: tuple[SlotId, ...] = ()) -> tuple[S
 def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) -> None:
     """No block is free for ``asker``: it waits, and somebody is parked for it.
 
-    A chat alone never comes here: all that it may still generate is free then.
+    Where all were admitted to their very ends nobody needs to be: what keeps the asker
+    waiting is only credit that others have not spent yet, so it goes on with whatever is
+    free, or waits for one that ends. A chat alone never comes here: all that it may still
+    generate is free then.
     """
     house = step.house
     spare = asker.granted - cells
-    if house.coming + house.free + spare >= least:
+    if house.feasible:
+        least = Cells(1)
+        if extend(step, asker, cells, generated, least):
+            return
+    patient = house.feasible and others_run(house, asker)
+    if patient or house.coming + house.free + spare >= least:
         victim = None
     else:
         here = replace_cells(asker, cells, generated)

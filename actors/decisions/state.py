@@ -106,6 +106,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``erasing`` names the idle slots whose residue somebody is removing, and who does:
     nobody else may take such a slot, or the erase would hit its new holder. ``coming`` are
     the cells that come back without any further order, ``runners`` the running leases.
+    ``feasible``: the last to be admitted found room for everybody's end.
     """
 
     settings: Settings = Settings()
@@ -129,6 +130,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     residue_total: Cells = Cells(0)
     coming: Cells = Cells(0)
     runners: int = 0
+    feasible: bool = False
     saved_bytes: int = 0
     resident_read: Cells = Cells(0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvalet.actors.decisions.feasible import peak
 from kvalet.protocol import events as e
+from kvalet.protocol.commands import Settings
 from kvalet.protocol.ids import Cells
 from tests.decisions.driver import World
 
@@ -48,3 +50,23 @@ def test_chats_that_fit_to_their_ends_are_never_parked(chats: list[tuple[int, in
     if fits:
         assert world.house.totals.parks == 0
     assert {chat.outcome for chat in world.chats.values()} <= {"finished"}
+
+
+@pytest.mark.parametrize(
+    "chats",
+    [
+        [(1, 212), (176, 212), (200, 220)],
+        [(1, 255), (1, 192), (1, 204), (163, 207)],
+    ],
+)
+@pytest.mark.parametrize("block_min", [4, 8, 16, 32])
+def test_credit_that_others_have_not_spent_yet_parks_nobody_who_fits(
+    chats: list[tuple[int, int]], block_min: int
+) -> None:
+    world = World(cells=1024, slots=4, settings=Settings(block_min=block_min)).open()
+    for prompt, cap in chats:
+        world.arrive(prompt, cap, cap)
+    world.run()
+
+    assert world.house.totals.parks == 0
+    assert {chat.outcome for chat in world.chats.values()} == {"finished"}
