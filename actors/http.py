@@ -264,6 +264,9 @@ class _Connection:
                 break
             ahead += len(received)
             self._wire.receive_data(received)
+            if exchange.ending:
+                # The client has its answer already, and this is its next request.
+                return
         exchange.leave()
 
     async def _refuse(self, fault: ClientFault | ServerFault) -> None:

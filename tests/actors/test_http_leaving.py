@@ -374,3 +374,28 @@ async def test_a_drain_that_is_cancelled_cuts_what_is_left(call: Call) -> None:
         nursery.cancel_scope.cancel()
     assert visit.left.is_set()
     assert not (await read_all(stream)).endswith(b"0\r\n\r\n")
+
+
+async def test_a_large_next_request_may_come_before_the_app_has_returned(call: Call) -> None:
+    heard, release = trio.Event(), trio.Event()
+
+    async def answer_and_linger(exchange: Exchange) -> None:
+        await exchange.respond(200, {}, b"done")
+        heard.set()
+        await release.wait()
+
+    size = 10 * QUICK.pipelined_bytes
+    following = b"POST /next HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
+    async with trio.open_nursery() as nursery:
+        port = await open_door(nursery, answer_and_linger)
+        stream = await call(port)
+        first = await read_until(stream, b"done")
+        await heard.wait()
+        async with trio.open_nursery() as sending:
+            sending.start_soon(stream.send_all, following + b"[" * size)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            release.set()
+            second = await read_until(stream, b"done")
+        nursery.cancel_scope.cancel()
+    assert first.startswith(b"HTTP/1.1 200")
+    assert second.startswith(b"HTTP/1.1 200")

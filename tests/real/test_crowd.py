@@ -24,7 +24,7 @@ from tests.real.clients import (
 pytestmark = pytest.mark.real
 
 CHAT_PATH = "/v1/chat/completions"
-LONG_PREFACE = "A fox went to the river and saw a boat. " * 40
+LONG_PREFACE = "A fox went to the river and saw a boat. " * 25
 
 
 async def talk_at_once(url: str, chats: int, tokens: int, preface: str = "") -> list[Heard]:
@@ -58,8 +58,8 @@ async def test_eight_chats_on_four_slots_all_finish_in_a_pool_that_is_used_to_th
 ) -> None:
     async with kvalet(tmp_path, ctx=2048, parallel=4) as front:
         with trio.fail_after(300):
-            everybody = await talk_at_once(front.url, 8, 110, LONG_PREFACE)
-        check_all_done(everybody, 110)
+            everybody = await talk_at_once(front.url, 8, 250, LONG_PREFACE)
+        check_all_done(everybody, 250)
         totals = front.ledger.house.totals
         assert (totals.finished, totals.failed) == (8, 0)
         assert totals.resumes >= 1
