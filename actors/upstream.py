@@ -8,7 +8,7 @@ an ``X-Conversation-Id`` would make a generation outlive its client.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import chain, repeat
 
 import attrs
@@ -18,13 +18,17 @@ import trio
 
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol import llama
-from kvalet.protocol.errors import ClientFault, ServerFault
+from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
 from kvalet.protocol.ids import Cells, SlotId
 from kvalet.protocol.openai import CHAT, ParsedRequest, Partial, count_bodies, tokenize_body
 
 CONNECT_S = 5.0
 ACTION_S = 600.0
 """Slot actions wait for the slot to be idle and for a running prompt batch."""
+
+ERASE_LOOK_S = 2.1
+"""Between two looks at the slot of an erase that has no answer. Asking more often would
+hide closed connections from the server (see ``wait_idle``)."""
 
 IDLE_LOOKS_S = (0.005, 0.02, 0.1)
 IDLE_POLL_S = 1.05
@@ -114,8 +118,43 @@ class UpstreamClient:
         return Cells(action.n_restored)
 
     async def erase(self, slot: SlotId) -> None:
-        """Empty the slot. Waits until it is idle, so success proves both."""
+        """Empty the slot. Waits until it is idle, so success proves both.
+
+        llama-server sets an erase of a busy slot aside and takes it up when *some* slot is
+        released: of two set aside, one may stay behind for good. One that waits though its
+        slot is idle is woken by a release of that very slot.
+        """
+        fault: KvaletError | None = None
+        answered = trio.Event()
+        woken: list[SlotId] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wake_erase, slot, answered, woken)
+            try:
+                await self._erase_once(slot)
+            except KvaletError as error:
+                fault = error
+            answered.set()
+        if fault is not None:
+            raise fault
+        if woken:
+            # The last waking may have run after the erase: its own cell goes too.
+            await self._erase_once(slot)
+
+    async def _erase_once(self, slot: SlotId) -> None:
         await self.ask("POST", f"/slots/{slot}?action=erase")
+
+    async def _wake_erase(self, slot: SlotId, answered: trio.Event, woken: list[SlotId]) -> None:
+        """Until ``answered``: look now and then; run one token where the slot is idle."""
+        body = msgspec.json.encode({"prompt": "a", "n_predict": 1, "id_slot": slot})
+        while not answered.is_set():
+            with trio.move_on_after(ERASE_LOOK_S):
+                await answered.wait()
+                return
+            # The erase itself tells what is wrong with the server.
+            with suppress(KvaletError):
+                if any(one.id == slot and not one.is_processing for one in await self.slots()):
+                    woken.append(slot)
+                    await self.ask("POST", "/completion", body)
 
     async def empty(self, slot: SlotId) -> None:
         """Empty the slot where the server can; elsewhere wait until it is idle.

@@ -31,7 +31,7 @@ class Slot:
     tokens: list[int] = attrs.field(factory=list[int])
     busy: bool = False
     idle: trio.Event = attrs.field(factory=trio.Event)
-
+    released: trio.Event = attrs.field(factory=trio.Event)
     streams: bool = False
 
     def take(self, *, streams: bool = False) -> None:
@@ -73,6 +73,7 @@ class ScriptedServer(httpx.AsyncBaseTransport):
     action_s: float = 0.05
     abort_s: float = 0.3
     can_erase: bool = True
+    forgets_erases: bool = False
     keeps_half_stops: bool = False
     faults: list[tuple[str, Outcome]] = attrs.field(factory=list[tuple[str, Outcome]])
     legs: dict[int, str] = attrs.field(factory=dict[int, str])
@@ -119,6 +120,11 @@ class ScriptedServer(httpx.AsyncBaseTransport):
                     for n, slot in enumerate(self.slots)
                 ]
                 return httpx.Response(200, json=slots)
+            case "/completion":
+                slot = self.slots[int(fields["id_slot"])]
+                slot.tokens = list(fields["prompt"].encode()) + [0] * int(fields["n_predict"])
+                slot.released.set()
+                return httpx.Response(200, json={"content": ""})
             case _:
                 return httpx.Response(404, json={"error": {"message": "no such route"}})
 
@@ -138,6 +144,9 @@ class ScriptedServer(httpx.AsyncBaseTransport):
         self, number: int, action: str, fields: Json, answers: list[Json], done: trio.Event
     ) -> None:
         slot = self.slots[number]
+        if self.forgets_erases and action == "erase" and slot.busy:
+            slot.released = trio.Event()
+            await slot.released.wait()
         while slot.busy:
             await slot.idle.wait()
         slot.take()

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.actors.stage import Stage, chat, stage
+from tests.actors.stage import Stage, chat, stage, until
 
 pytestmark = [
     # httpx leaves its generators to the collector when a request is cancelled.
@@ -67,3 +67,21 @@ async def test_a_client_who_leaves_between_any_two_steps(
         except BaseException as error:
             error.add_note(f"the client left after step {step}")
             raise
+
+
+async def test_an_erase_that_the_server_has_set_aside_for_good_is_woken(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, seats=1) as it:
+        it.server.forgets_erases = True
+        leaver = it.invite(chat())
+        await it.ledger.wait_for(lambda house: bool(house.holders))
+        await until(lambda: len(leaver.chunks) > 5)
+        leaver.scope.cancel()
+        await it.all_gone()
+        assert it.server.slots[0].tokens == []
+        it.server.forgets_erases = False
+        next_one = it.invite(chat())
+        await it.all_gone()
+        assert next_one.content == it.server.answer.decode()
+        it.check_empty()
