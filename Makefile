@@ -6,6 +6,9 @@ LINKS := build/typing/kvalet
 PIP := $(BIN)/python -m pip -qq --no-input
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
+# Most tests, those with a real llama-server too, keep one core busy: one of them per core.
+ALL_CORES := -n auto --dist worksteal
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 # pyright would otherwise ask the network for a newer version of itself.
@@ -26,9 +29,9 @@ demo: .venv/.demo ## four chats that outgrow the cache: a stock server, then kva
 	@$(BIN)/kvalet demo
 
 test: dev ## the whole test suite, a real llama-server included
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(ALL_CORES)
 
-check: format-check lint imports typecheck covered ## all that must hold before a commit
+check: format-check lint imports typecheck covered test ## all that must hold before a commit
 
 fmt: dev ## format the code, mend what ruff can mend
 	@$(BIN)/ruff format .
@@ -53,12 +56,12 @@ typecheck: dev ## mypy and pyright, strict
 	@echo "pyright"
 	@$(BIN)/pyright
 
-# One run of the tests serves both: they must pass, and nothing of protocol/ goes unseen.
+# Nothing of protocol/ goes unseen by its own tests.
 covered: dev
-	@echo "tests"
+	@echo "coverage of protocol/"
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest
-	@$(BIN)/coverage report --include='protocol/*' --skip-covered --show-missing --fail-under=100
+	@$(BIN)/coverage run -m pytest -q tests/protocol
+	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=100
 
 bench: .venv/.demo ## core, journal, relay and a lone chat, measured
 	@$(BIN)/python -m kvalet.sims.bench

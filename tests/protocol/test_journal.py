@@ -110,6 +110,12 @@ def test_another_schema_is_refused_by_name() -> None:
         decode_header(other)
 
 
+@pytest.mark.parametrize("line", [b"", b"null", b"{}", b'{"schema":"1"}', b"\xff"])
+def test_a_strange_first_line_is_no_header(line: bytes) -> None:
+    with pytest.raises(JournalFault, match="line 1 at byte 0 is not a journal header"):
+        decode_header(line)
+
+
 def test_two_lists_of_events_are_compared_by_their_bytes() -> None:
     assert encode_events([]) == b"[]"
     assert encode_events(iter([])) == b"[]"
