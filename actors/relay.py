@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvalet.actors.client import JSON_HEADERS, Client, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
-from kvalet.actors.decisions.evolve import FINISHED_REASONS
+from kvalet.actors.decisions.evolve_lease import FINISHED_REASONS
 from kvalet.actors.decisions.refusal import ending, reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Ledger, Mailbox

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kvalet.actors.decisions.state import House, Server
 from kvalet.protocol import events as e
-from kvalet.protocol.ids import Cells
+from kvalet.protocol.ids import Cells, Nanos
 
 ServerEvent = (
     e.ServerPlanned
@@ -21,7 +21,7 @@ ServerEvent = (
 )
 
 
-def opened(house: House, event: e.HouseOpened) -> House:
+def opened(house: House, event: e.HouseOpened, at_ns: Nanos) -> House:
     """A process took over: no server yet, and nothing of the former one's pool."""
     return replace(_emptied(house), settings=event.settings, server=Server())
 
@@ -39,7 +39,7 @@ def _emptied(house: House) -> House:
     )
 
 
-def evolve_server(house: House, event: ServerEvent) -> House:
+def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
     """The house after something happened to the server."""
     server = house.server
     match event:
@@ -75,3 +75,13 @@ def evolve_server(house: House, event: ServerEvent) -> House:
             state = "stopped" if event.planned else "failed"
             server = replace(server, state=state, pid=None, reason=event.reason)
             return replace(_emptied(house), server=server)
+
+
+def pool_read(house: House, event: e.PoolRead, at_ns: Nanos) -> House:
+    """What the server said it holds."""
+    return replace(house, resident_read=event.resident)
+
+
+def demoted(house: House, event: e.MethodDemoted, at_ns: Nanos) -> House:
+    """Saving did not pay: from now on parked chats are computed again."""
+    return replace(house, method="recompute", misses=0)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kvalet.actors.decisions.evolve import RULES
 from kvalet.actors.decisions.state import House, recount
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
 from tests.decisions.driver import World
 
-EVOLVE = "kvalet.actors.decisions.evolve"
+EVOLVE = "kvalet.actors.decisions.evolve_lease"
 Plant = Callable[[pytest.MonkeyPatch], None]
 Evolver = Callable[[House, Any, Nanos], House]
 
@@ -24,8 +25,10 @@ def original(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def plant(patch: pytest.MonkeyPatch, name: str, change: Callable[[Evolver], Evolver]) -> None:
-    patch.setattr(f"{EVOLVE}.{name}", change(original(EVOLVE, name)))
+def plant(
+    patch: pytest.MonkeyPatch, kind: type[e.AnyEvent], change: Callable[[Evolver], Evolver]
+) -> None:
+    patch.setitem(RULES, kind, change(RULES[kind]))
 
 
 def victims_cells_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -38,18 +41,19 @@ def victims_cells_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
 
         return parking
 
-    plant(patch, "_parking", change)
+    plant(patch, e.LeaseParking, change)
 
 
 def a_lease_is_returned_twice(patch: pytest.MonkeyPatch) -> None:
-    honest = original(EVOLVE, "_released")
+    def change(honest: Evolver) -> Evolver:
+        def released(house: House, event: Any, at_ns: Nanos) -> House:
+            granted = house.leases[event.request].granted
+            house = honest(house, event, at_ns)
+            return replace(house, granted_total=Cells(house.granted_total - granted))
 
-    def released(house: House, event: e.LeaseReleased) -> House:
-        granted = house.leases[event.request].granted
-        house = honest(house, event)
-        return replace(house, granted_total=Cells(house.granted_total - granted))
+        return released
 
-    patch.setattr(f"{EVOLVE}._released", released)
+    plant(patch, e.LeaseReleased, change)
 
 
 def parked_cells_count_as_resident(patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +65,7 @@ def parked_cells_count_as_resident(patch: pytest.MonkeyPatch) -> None:
 
         return parked
 
-    plant(patch, "_parked", change)
+    plant(patch, e.LeaseParked, change)
 
 
 def a_resume_passes_the_head(patch: pytest.MonkeyPatch) -> None:
