@@ -79,6 +79,7 @@ async def test_a_thought_and_its_answer_are_the_same_wherever_the_park_falls(
     flags = ("--jinja", "--chat-template-file", str(template), "--reasoning-format", "deepseek")
     async with kvalet(tmp_path, parallel=2, server_args=(*ONE_THREAD, *flags)) as front:
         body = chat_body(3 * THOUGHT + "Question: what is 3+3?", 20)
+        await listen(front.url, {**body, "max_tokens": 1})
         whole = await listen(front.url, body)
         assert whole.reasoning
         assert whole.text.strip()

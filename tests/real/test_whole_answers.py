@@ -114,6 +114,7 @@ async def test_a_text_completion_is_the_same_parked_or_not_streamed_or_not(
         for prompt in (TEXT, tokens):
             body = text_body(prompt, 40)
             stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            await listen(front.url, {**stream, "max_tokens": 1}, TEXT_PATH)
             plain = await listen(front.url, stream, TEXT_PATH)
             parked = await listen(front.url, stream, TEXT_PATH, EVERY)
             whole = (await ask(front.url, body, TEXT_PATH, EVERY)).json()
