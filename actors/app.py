@@ -18,7 +18,9 @@ import trio
 
 from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
-from kvalet.actors.config import DEFAULT_CTX, DEFAULT_PARALLEL, Config, unstructure
+from kvalet.actors.blueprint import LaunchConfig
+from kvalet.actors.config import DEFAULT_PARALLEL, Config, unstructure
+from kvalet.actors.decisions.plan.devices import budget_of
 from kvalet.actors.decisions.refusal import STOPPING
 from kvalet.actors.facts_host import read_memory_available
 from kvalet.actors.front import Front, FrontConfig, Gate
@@ -217,14 +219,16 @@ async def start_server(
         )
         return
     model = await trio.to_thread.run_sync(lambda: find_model(config.model, demo=config.demo))
-    launch = launcher.LaunchConfig(
+    launch = LaunchConfig(
         model=Path(model),
         server_bin=config.server_bin,
-        ctx=config.ctx or DEFAULT_CTX,
+        ctx=config.ctx,
         parallel=config.parallel or DEFAULT_PARALLEL,
         preempt=config.preempt,
         extra_args=config.server_args,
         state_dir=config.state_dir,
+        budget=budget_of(config.vram_fraction),
+        parking=ledger.house.settings.park_ram_bytes or 0,
     )
     await launcher.run(launch, ledger.reports(), task_status=task_status)
 

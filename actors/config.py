@@ -18,11 +18,11 @@ from cattrs import transform_error
 from cattrs.errors import ClassValidationError
 from cattrs.v import format_exception
 
+from kvalet.actors.decisions.plan.devices import budget_of
 from kvalet.actors.decisions.preemption import POLICIES
 from kvalet.protocol.commands import DEFAULTS
 from kvalet.protocol.errors import ConfigFault
 
-DEFAULT_CTX = 8192
 DEFAULT_PARALLEL = 4
 MODES = ("auto", "proxy", "server")
 MODE_ALIASES = {"studio": "proxy"}
@@ -60,13 +60,21 @@ def _one_of(*names: str) -> Any:
     return check
 
 
+def _fraction(_: Any, __: attrs.Attribute[Any], value: float) -> None:
+    try:
+        budget_of(value)
+    except ConfigFault as fault:
+        raise ValueError(f"vram_fraction: {fault}") from None
+
+
 @attrs.frozen(kw_only=True)
 class Config:
     """The whole product's settings. Sizes are cells unless the name says otherwise.
 
     ``attach`` is the URL of a running llama-server; without it one is launched with
-    ``model``. ``ctx`` is the unified pool, ``parallel`` the slots that share it; left out,
-    a launch takes 8192 and 4, an attached server is believed.
+    ``model``. ``ctx`` is the unified pool, ``parallel`` the slots that share it; left out, a
+    launch takes what the plan finds (all that fits the cards, or 8192 cells without any) and 4
+    slots, an attached server is believed. ``vram_fraction`` is the part of a card to use.
     """
 
     model: Path | None = None
@@ -97,6 +105,7 @@ class Config:
     stall_s: float = attrs.field(default=DEFAULTS.stall_s, validator=_positive)
     keepalive_s: float = attrs.field(default=2.0, validator=_positive)
     drain_s: float = attrs.field(default=10.0, validator=_positive)
+    vram_fraction: float = attrs.field(default=0.95, validator=_fraction)
 
     @property
     def journal_path(self) -> Path:

@@ -17,6 +17,7 @@ from kvalet.actors import launcher
 from kvalet.actors.app import Handle, serve
 from kvalet.actors.bench import BenchReport, OnUpdate, run_bench
 from kvalet.actors.binaries import find_model, find_server, probe_capabilities
+from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.config import Config
 from kvalet.actors.decisions.capabilities import Capabilities
 from kvalet.actors.decisions.launch import round_cells
@@ -123,7 +124,7 @@ def is_success(config: DemoConfig, report: DemoReport) -> bool:
 
 def launch_config(
     config: DemoConfig, part: str, capabilities: Capabilities, state_dir: Path
-) -> launcher.LaunchConfig:
+) -> LaunchConfig:
     """How the server is launched that part ``part`` meets straight.
 
     The roomy one gets what kvalet gives its own server, so that like is compared with like.
@@ -134,7 +135,7 @@ def launch_config(
         extra.append("--swa-full")
     if part == _ROOMY and capabilities.cache_ram:
         extra += ["--cache-ram", "0"]
-    return launcher.LaunchConfig(
+    return LaunchConfig(
         model=config.model,
         server_bin=config.server_bin,
         ctx=config.roomy_cells if part == _ROOMY else config.ctx,
@@ -158,7 +159,7 @@ def granted_at_first_park(journal: Path) -> float | None:
 
 
 async def _straight(
-    config: DemoConfig, launch: launcher.LaunchConfig, on_update: OnUpdate | None
+    config: DemoConfig, launch: LaunchConfig, on_update: OnUpdate | None
 ) -> BenchReport:
     send, receive = trio.open_memory_channel[Command](_REPORTS_MAX)
     async with receive, trio.open_nursery() as nursery:

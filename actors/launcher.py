@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,21 +15,13 @@ import trio
 from attrs import evolve, field, frozen
 
 from kvalet.actors.binaries import ServerBinary, find_model, find_server, probe_capabilities
+from kvalet.actors.blueprint import Blueprint, LaunchConfig, draw
 from kvalet.actors.child import Child, slot_directory, spawn_child
 from kvalet.actors.decisions.capabilities import Capabilities
-from kvalet.actors.decisions.launch import (
-    Exit,
-    LaunchArgv,
-    LaunchRequest,
-    build_argv,
-    child_environment,
-    classify_exit,
-    redacted,
-    round_cells,
-)
+from kvalet.actors.decisions.launch import Exit, classify_exit, redacted
+from kvalet.actors.decisions.plan.concede import Concession
 from kvalet.actors.decisions.plan.judge import agrees, compare, read_log
 from kvalet.actors.decisions.plan.plan import Plan
-from kvalet.actors.planner import plan_launch, read_machine
 from kvalet.actors.server import Server, open_client, read_props
 from kvalet.protocol.commands import (
     Command,
@@ -51,23 +43,8 @@ _POLL_TIMEOUT_S: Final = 1.0
 
 
 @frozen(kw_only=True)
-class LaunchConfig:
-    """What to launch: ``ctx`` is the pool in cells, ``parallel`` the slots that share it."""
-
-    model: Path
-    server_bin: Path | None = None
-    ctx: int = 8192
-    parallel: int = 4
-    preempt: bool = True
-    extra_args: tuple[str, ...] = ()
-    state_dir: Path
-    ready_timeout_s: float = 600.0
-    stop_grace_s: float = 3.0
-
-
-@frozen(kw_only=True)
-class _Plan:
-    """One launch: the same for all its attempts but for the port."""
+class _Launch:
+    """One launch: the same for all its starts."""
 
     config: LaunchConfig
     binary: ServerBinary
@@ -85,38 +62,11 @@ class _Plan:
     def log_path(self) -> Path:
         return self.config.state_dir / LOG_NAME
 
-    def argv(self, port: int) -> LaunchArgv:
-        return build_argv(
-            LaunchRequest(
-                program=str(self.binary.path),
-                model=str(self.config.model),
-                port=port,
-                cells=self.config.ctx,
-                slots=self.config.parallel,
-                slot_directory=str(self.slots),
-                preempt=self.config.preempt,
-                extra_args=self.config.extra_args,
-            ),
-            self.capabilities,
-        )
+    def draw(self, given: tuple[Concession, ...]) -> Blueprint:
+        return draw(self.config, self.binary, self.capabilities, self.env, self.slots, given)
 
-    def memory(self) -> tuple[Plan | None, tuple[tuple[str, str], ...]]:
-        """What this launch should take, at whatever port, and what is doubtful about it.
-
-        A launch that cannot be planned is launched all the same: the server has its own word.
-        """
-        env, argv = self.child_env(), self.argv(port=0).argv[1:]
-        try:
-            plan = plan_launch(
-                self.config.model, argv, env, read_machine(env), build=self.capabilities.build
-            )
-        except KvaletError as fault:
-            return None, (("no-plan", f"memory is not planned: {fault}"),)
-        told = ("does-not-fit", "flag")
-        return plan, tuple(warning for warning in plan.warnings if warning[0] in told)
-
-    def child_env(self) -> dict[str, str]:
-        return child_environment(
+    def child_env(self, blueprint: Blueprint) -> dict[str, str]:
+        return blueprint.child_env(
             self.env,
             api_key=self.api_key,
             config_home=str(self.directory / "config"),
@@ -183,7 +133,7 @@ async def run(
         binary = await trio.to_thread.run_sync(find_server, config.server_bin, env)
         capabilities = await trio.to_thread.run_sync(probe_capabilities, binary, env)
         with slot_directory() as directory:
-            plan = _Plan(
+            launch = _Launch(
                 config=evolve(config, model=model),
                 binary=binary,
                 capabilities=capabilities,
@@ -192,78 +142,93 @@ async def run(
                 api_key=secrets.token_urlsafe(32),
                 directory=directory,
             )
-            for folder in (plan.slots, directory / "config"):
+            for folder in (launch.slots, directory / "config"):
                 folder.mkdir(mode=0o700)
-            await _launch(plan, reports, pick_port, task_status)
+            await _launch(launch, reports, pick_port, task_status)
 
 
 async def _launch(
-    plan: _Plan,
+    launch: _Launch,
     reports: trio.MemorySendChannel[Command],
     pick_port: Callable[[], int],
     task_status: trio.TaskStatus[Server],
 ) -> None:
-    memory, doubts = await trio.to_thread.run_sync(plan.memory)
-    ends: list[_End] = []
-    while len(ends) < PORT_TRIES:
-        port = pick_port()
-        ends.append(await _attempt(plan, port, memory, doubts, reports, task_status))
-        if ends[-1].ready or ends[-1].slow or ends[-1].exit.kind not in ("port", "silent"):
-            break
-    # A silent end after one that gave its reason explains nothing.
-    end = next((end for end in reversed(ends) if end.exit.kind != "silent"), ends[-1])
+    """Start it as planned; while it does not come up and something is left to give up, again."""
+    given: tuple[Concession, ...] | None = ()
+    end: _End | None = None
+    while given is not None:
+        blueprint = await trio.to_thread.run_sync(launch.draw, given)
+        end = await _start(launch, blueprint, reports, pick_port, task_status)
+        given = None if end.ready or end.slow else blueprint.after(end.exit.kind)
+    assert end is not None
     await reports.send(
         ExitSeen(
-            generation=plan.generation,
+            generation=launch.generation,
             code=end.code,
             planned=False,
             reason="not ready in time" if end.slow else end.exit.reason,
         )
     )
     if not end.ready:
-        raise plan.fault(end)
+        raise launch.fault(end)
+
+
+async def _start(
+    launch: _Launch,
+    blueprint: Blueprint,
+    reports: trio.MemorySendChannel[Command],
+    pick_port: Callable[[], int],
+    task_status: trio.TaskStatus[Server],
+) -> _End:
+    """One start, at another port while the port is the trouble."""
+    ends: list[_End] = []
+    while len(ends) < PORT_TRIES:
+        ends.append(await _attempt(launch, blueprint, pick_port(), reports, task_status))
+        if ends[-1].ready or ends[-1].slow or ends[-1].exit.kind not in ("port", "silent"):
+            break
+    # A silent end after one that gave its reason explains nothing.
+    return next((end for end in reversed(ends) if end.exit.kind != "silent"), ends[-1])
 
 
 async def _attempt(
-    plan: _Plan,
+    launch: _Launch,
+    blueprint: Blueprint,
     port: int,
-    memory: Plan | None,
-    doubts: Sequence[tuple[str, str]],
     reports: trio.MemorySendChannel[Command],
     task_status: trio.TaskStatus[Server],
 ) -> _End:
     """One child from its spawn to its end."""
-    launch = plan.argv(port)
-    warnings = [*launch.warnings, *doubts]
-    if plan.binary.warning:
-        warnings.append(("cpu-kernels", plan.binary.warning))
+    line = blueprint.argv(port)
+    warnings = list(line.warnings)
+    if launch.binary.warning:
+        warnings.append(("cpu-kernels", launch.binary.warning))
     await reports.send(
         LaunchPlanned(
-            generation=plan.generation, argv=redacted(launch.argv), warnings=tuple(warnings)
+            generation=launch.generation, argv=redacted(line.argv), warnings=tuple(warnings)
         )
     )
-    child = spawn_child(launch.argv, plan.child_env(), plan.log_path)
+    child = spawn_child(line.argv, launch.child_env(blueprint), launch.log_path)
     ready = ended = False
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(child.attend, plan.config.stop_grace_s)
+            nursery.start_soon(child.attend, launch.config.stop_grace_s)
             url = f"http://127.0.0.1:{port}"
-            await reports.send(SpawnSeen(generation=plan.generation, pid=child.pid, url=url))
-            with trio.move_on_after(plan.config.ready_timeout_s) as patience:
-                props = await _wait_ready(child, url, plan.api_key)
+            await reports.send(SpawnSeen(generation=launch.generation, pid=child.pid, url=url))
+            with trio.move_on_after(launch.config.ready_timeout_s) as patience:
+                props = await _wait_ready(child, url, launch.api_key)
                 if props is not None:
-                    await reports.send(_ready_seen(plan, props, url, child.pid))
-                    if memory is not None:
-                        await _weigh(plan, memory, child, reports)
+                    await reports.send(_ready_seen(launch, blueprint, props, url, child.pid))
+                    if blueprint.plan is not None:
+                        await _weigh(launch, blueprint.plan, child, reports)
                     ready = True
             if ready:
-                task_status.started(plan.server(url, child.pid, launch.argv))
+                task_status.started(launch.server(url, child.pid, line.argv))
             elif patience.cancelled_caught:
                 nursery.cancel_scope.cancel()
         ended = True
     finally:
         if not ended:
-            _report_stop(plan, child, reports)
+            _report_stop(launch, child, reports)
     code = await child.wait()
     return _End(
         ready=ready,
@@ -274,23 +239,23 @@ async def _attempt(
 
 
 async def _weigh(
-    plan: _Plan, memory: Plan, child: Child, reports: trio.MemorySendChannel[Command]
+    launch: _Launch, plan: Plan, child: Child, reports: trio.MemorySendChannel[Command]
 ) -> None:
     """Compare what the child says that it allocated with what was planned."""
     reported = read_log(child.lines)
     if not reported.seen:
         return
-    figures = compare(memory, reported)
+    figures = compare(plan, reported)
     exact = all(map(agrees, figures))
-    await reports.send(MemorySeen(generation=plan.generation, figures=figures, exact=exact))
+    await reports.send(MemorySeen(generation=launch.generation, figures=figures, exact=exact))
 
 
-def _report_stop(plan: _Plan, child: Child, reports: trio.MemorySendChannel[Command]) -> None:
+def _report_stop(launch: _Launch, child: Child, reports: trio.MemorySendChannel[Command]) -> None:
     """We were told to stop: whoever still listens hears it, nobody is waited for."""
     with suppress(trio.WouldBlock, trio.BrokenResourceError):
         reports.send_nowait(
             ExitSeen(
-                generation=plan.generation,
+                generation=launch.generation,
                 code=child.returncode or 0,
                 planned=True,
                 reason="stopped",
@@ -333,15 +298,17 @@ async def _wants_key(client: httpx.AsyncClient) -> bool:
     return (await client.get("/props", headers={"Authorization": ""})).status_code == 401
 
 
-def _ready_seen(plan: _Plan, props: Props, url: str, pid: int) -> ReadySeen:
+def _ready_seen(
+    launch: _Launch, blueprint: Blueprint, props: Props, url: str, pid: int
+) -> ReadySeen:
     return ReadySeen(
-        generation=plan.generation,
+        generation=launch.generation,
         url=url,
-        build=plan.capabilities.build or props.build,
-        model=props.model or plan.config.model.stem,
-        cells=round_cells(plan.config.ctx),
-        slots=plan.config.parallel,
+        build=launch.capabilities.build or props.build,
+        model=props.model or launch.config.model.stem,
+        cells=blueprint.cells,
+        slots=launch.config.parallel,
         # A step of all slots takes one cell each.
-        headroom=Cells(plan.config.parallel),
+        headroom=Cells(launch.config.parallel),
         pid=pid,
     )

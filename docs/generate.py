@@ -42,7 +42,7 @@ MEANINGS = {
     "host": "address to listen on; other than this machine's own it needs `api_key_file`",
     "port": "port to listen on; 0 picks a free one",
     "parallel": "slots: chats that can be in the cache at once",
-    "ctx": "cells of the pool that all slots share; rounded up to a multiple of 256",
+    "ctx": "cells of the pool that all slots share, in steps of 256; default: what fits the cards",
     "mode": "who parks; this version parks itself, and its status warns when `server` is wanted",
     "preempt": "whether chats are parked at all; without it each is charged for its whole answer",
     "exact": "exact concurrency; this version warns at `auto` and refuses `on`",
@@ -61,6 +61,7 @@ MEANINGS = {
     "stall_s": "seconds of silence after it that count as a stall",
     "keepalive_s": "seconds between two comments to a client that waits or is parked",
     "debug": "lets a request ask for parks with the header `Kvalet-Park-Every`; for tests",
+    "vram_fraction": "the part of a card's memory that a launch may use, above 0 and up to 1",
     "drain_s": "seconds that running answers get when kvalet is told to stop",
 }
 DEFAULTS = {"state_dir": "$XDG_STATE_HOME/kvalet"}

@@ -9,8 +9,8 @@ import trio
 from kvalet.actors import launcher
 from kvalet.actors.bench import BenchReport, run_bench
 from kvalet.actors.binaries import find_model
+from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.journal import read_journal
-from kvalet.actors.launcher import LaunchConfig
 from kvalet.protocol import events as e
 from kvalet.protocol.commands import Command
 from kvalet.protocol.errors import ServerFault

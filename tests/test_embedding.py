@@ -15,6 +15,7 @@ import trio
 import kvalet.testing
 from kvalet.actors import launcher
 from kvalet.actors.binaries import find_model
+from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.server import Server
 from kvalet.protocol.commands import Command
 
@@ -90,7 +91,7 @@ def test_a_host_with_a_protocol_package_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.real
 async def test_a_host_serves_a_llama_server_that_it_is_attached_to(tmp_path: Path) -> None:
-    config = launcher.LaunchConfig(
+    config = LaunchConfig(
         model=find_model(None, demo=True),
         ctx=512,
         parallel=2,

@@ -47,15 +47,19 @@ _SECRET_FLAGS: Final = frozenset({"-hft", "--hf-token", "--hf_token"})
 
 @frozen(kw_only=True)
 class LaunchRequest:
-    """One launch: ``cells`` is the wished pool, ``slots`` the seats that share it."""
+    """One launch: ``cells`` is the wished pool, ``slots`` the seats that share it.
+
+    Without ``cells`` the ``planned`` arguments name the pool; they stand before the user's own.
+    """
 
     program: str
     model: str
     port: int
-    cells: int
+    cells: int | None
     slots: int
     slot_directory: str
     preempt: bool = True
+    planned: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
 
 
@@ -91,7 +95,7 @@ def build_argv(plan: LaunchRequest, caps: Capabilities) -> LaunchArgv:
     binary without a unified cache.
     """
     problems = refused_arguments(plan.extra_args)
-    if plan.cells < 1:
+    if plan.cells is not None and plan.cells < 1:
         problems.append(f"--ctx must be at least 1, not {plan.cells}")
     if plan.slots < 1:
         problems.append(f"--parallel must be at least 1, not {plan.slots}")
@@ -102,13 +106,15 @@ def build_argv(plan: LaunchRequest, caps: Capabilities) -> LaunchArgv:
             f"{plan.program} has no --kv-unified: it is too old, install a newer llama-server"
         )
     argv = [plan.program, "-m", plan.model, "--host", "127.0.0.1", "--port", str(plan.port)]
-    argv += ["-c", str(round_cells(plan.cells)), "-np", str(plan.slots), "--kv-unified"]
+    if plan.cells is not None:
+        argv += ["-c", str(round_cells(plan.cells))]
+    argv += ["-np", str(plan.slots), "--kv-unified"]
     warnings: list[tuple[str, str]] = []
     if plan.preempt:
         argv += _parking_flags(plan, caps, warnings)
     argv += [flag for flag in ("--slots", "--metrics") if flag in caps.flags]
     # Level 4 tells what was allocated.
-    argv += ["-lv", "4", *plan.extra_args]
+    argv += ["-lv", "4", *plan.planned, *plan.extra_args]
     return LaunchArgv(argv=tuple(argv), warnings=tuple(warnings))
 
 

@@ -349,6 +349,7 @@ def test_the_roomy_server_holds_every_chat_and_is_launched_as_kvalets_own() -> N
     capable = Capabilities(flags=frozenset({"--swa-full", "--cache-ram"}))
     roomy = launch_config(config, "roomy", capable, Path("/s"))
     stock = launch_config(config, "stock", capable, Path("/s"))
+    assert roomy.ctx is not None
     assert roomy.ctx >= 4 * (900 + 64)
     assert roomy.extra_args == ("--swa-full", "--cache-ram", "0")
     assert (stock.ctx, stock.extra_args, stock.preempt) == (2048, (), False)

@@ -17,6 +17,7 @@ import trio
 from kvalet.actors import launcher
 from kvalet.actors.app import Handle, serve
 from kvalet.actors.binaries import find_model
+from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.config import Config
 from kvalet.actors.decisions.replay import audit
 from kvalet.actors.journal import read_journal
@@ -162,7 +163,7 @@ def events_in(state_dir: Path) -> list[AnyEvent]:
 async def llama_server(state_dir: Path, **settings: Any) -> AsyncGenerator[Server]:
     """A llama-server with the demo model and no kvalet in front."""
     chosen: dict[str, Any] = {"ctx": 512, "parallel": 4, "extra_args": ONE_THREAD, **settings}
-    launch = launcher.LaunchConfig(model=find_model(None, demo=True), state_dir=state_dir, **chosen)
+    launch = LaunchConfig(model=find_model(None, demo=True), state_dir=state_dir, **chosen)
     send, _receive = trio.open_memory_channel[Command](100)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(launcher.run, launch, send)

@@ -17,8 +17,8 @@ from attrs import evolve
 
 from kvalet.actors import launcher
 from kvalet.actors.binaries import find_model
+from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.child import memory_root, slot_directory
-from kvalet.actors.launcher import LaunchConfig
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol.commands import (
     Command,
@@ -206,9 +206,10 @@ PARENT = """
 import sys, trio
 from pathlib import Path
 from kvalet.actors import launcher
+from kvalet.actors.blueprint import LaunchConfig
 
 async def main():
-    config = launcher.LaunchConfig(
+    config = LaunchConfig(
         model=Path(sys.argv[1]), ctx=512, parallel=2, state_dir=Path(sys.argv[2])
     )
     send, _receive = trio.open_memory_channel(10)

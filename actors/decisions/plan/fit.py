@@ -24,6 +24,8 @@ from kvalet.actors.decisions.plan.overheads import EXTRA_CARD
 
 CTX_MIN: Final = 4096
 CTX_STEP: Final = 256
+HOST_CTX: Final = 8192
+"""The pool of a launch without cards that nobody has named another for."""
 HOST_MARGIN: Final = 2048 * MIB
 
 

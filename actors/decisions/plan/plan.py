@@ -17,6 +17,7 @@ from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget, Gpu
 from kvalet.actors.decisions.plan.draft_reserve import DraftReserve
 from kvalet.actors.decisions.plan.extras import split_mode_of
 from kvalet.actors.decisions.plan.fit import (
+    HOST_CTX,
     Choice,
     HostMemory,
     Load,
@@ -52,7 +53,8 @@ class PlanInput:
 
     ``host`` is None when host memory is not known. ``parking`` bytes of it are set aside for
     parked chats. ``choose_ctx`` says that the largest context that fits is wanted where the
-    arguments name none; otherwise the server's own choice is priced.
+    arguments name none, without cards up to ``fit.HOST_CTX``; otherwise the server's own choice
+    is priced.
     """
 
     offer: Offer
@@ -97,6 +99,11 @@ class Plan:
     env_removed: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the plan names the cards, so that nothing is left for the server to fit."""
+        return "-dev" in self.added
+
 
 def rules_of(build: str) -> tuple[Rules, bool]:
     """The rule set for ``build``, and whether it was measured with it."""
@@ -132,7 +139,8 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
     partial = flags.gpu_layers is not None and 0 < flags.gpu_layers <= layers
     wanted = None if asked.choose_ctx and not flags.ctx else pricing.asked_ctx
     if not gpus:
-        choice = _on_host(asked, pricing, wanted, native)
+        # Without a card nobody waits for what a whole context would take to compute.
+        choice = _on_host(asked, pricing, wanted, min(native, HOST_CTX))
         max_ctx = _on_host(asked, pricing, None, native).ctx
     else:
         load = pricing.load()
@@ -151,14 +159,19 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
         added += ("-c", str(choice.ctx))
     if gpus and choice.fits and not partial:
         # Pinned cards leave the server nothing to fit; otherwise its own fitting stays on.
-        names = ",".join(device_name(gpu.index) for gpu in chosen)
-        added += ("-ngl", "all", "-fit", "off", "-dev", names)
+        added += _pins(chosen)
         if split == "layer" and not flags.tensor_split:
             # Left alone the server would go by what is free, not by what may be used.
             rooms = (asked.budget.room(gpu) // MIB for gpu in chosen)
             added += ("-ts", ",".join(map(str, rooms)))
     plan = _finished(asked, resolved, pricing, warnings, choice, chosen, split)
     return evolve(plan, max_ctx=max_ctx, added=added)
+
+
+def _pins(cards: Sequence[Gpu]) -> tuple[str, ...]:
+    """All layers on these cards, with nothing left for the server to fit."""
+    names = ",".join(device_name(gpu.index) for gpu in cards)
+    return ("-ngl", "all", "-fit", "off", "-dev", names)
 
 
 def _cards_for(asked: PlanInput, resolved: Resolved) -> tuple[Gpu, ...]:
@@ -210,7 +223,7 @@ def _tensor_finished(
     warnings: list[tuple[str, str]],
 ) -> Plan:
     chosen = [gpu for gpu in asked.gpus if gpu.index in outcome.cards]
-    added: tuple[str, ...] = ("-c", str(outcome.ctx), "--split-mode", "tensor")
+    added: tuple[str, ...] = ("-c", str(outcome.ctx), "--split-mode", "tensor", *_pins(chosen))
     if outcome.split is not None:
         added += ("--tensor-split", ",".join(map(str, outcome.split)))
     choice = Choice(outcome.ctx, outcome.cards, True)
@@ -316,7 +329,8 @@ def _finished(
     memory = asked.host_memory
     if memory is not None:
         budgets[HOST] = max(0, memory.usable)
-    decision = LaunchDecision(split=split if gpus else None, extra_args=asked.argv)
+    final: Split = "tensor" if split == "tensor" else "layer"
+    decision = LaunchDecision(split=final if gpus else None, extra_args=asked.argv)
     return Plan(
         arch=asked.offer.model.shape.arch,
         build=asked.build,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvalet.actors.decisions.plan.devices import GIB, Gpu
 from kvalet.actors.decisions.plan.explain import report
+from kvalet.actors.decisions.plan.fit import HOST_CTX
 from kvalet.actors.decisions.plan.plan import Plan, PlanInput, make_plan
 from kvalet.actors.decisions.plan.price import Model, Offer
 from kvalet.actors.decisions.plan.shape import Metadata, shape_of
@@ -67,12 +68,15 @@ def test_without_cards_everything_lies_on_the_host() -> None:
 def test_the_context_that_is_left_out_is_the_servers_own_or_the_most_that_fits() -> None:
     servers = make_plan(ASKED)
     ours = make_plan(evolve(ASKED, choose_ctx=True, host=20 * GIB))
+    tight = make_plan(evolve(ASKED, choose_ctx=True, host=12 * GIB))
 
     assert servers.price.context.sizes.ctx == 131072
-    assert 4096 < (ours.flags.ctx or 0) < 131072
-    assert ours.added == ("-c", str(ours.flags.ctx))
-    assert ours.max_ctx == ours.flags.ctx
-    assert ours.price.on("CPU") <= ours.budgets["CPU"]
+    assert ours.flags.ctx == HOST_CTX, "nobody waits for what a processor takes for more"
+    assert HOST_CTX < ours.max_ctx < 131072, "more would fit, and that is told"
+    assert 4096 <= (tight.flags.ctx or 0) < HOST_CTX
+    for plan in (ours, tight):
+        assert plan.added == ("-c", str(plan.flags.ctx))
+        assert plan.price.on("CPU") <= plan.budgets["CPU"]
 
 
 def test_one_card_that_holds_all_of_it_is_pinned() -> None:

@@ -1,0 +1,237 @@
+"""What one start of a llama-server is made of: its arguments, its environment and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import evolve, frozen
+
+from kvalet.actors.binaries import ServerBinary, list_devices
+from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.launch import (
+    LaunchArgv,
+    LaunchRequest,
+    build_argv,
+    child_environment,
+    round_cells,
+)
+from kvalet.actors.decisions.plan.concede import (
+    TOLD,
+    Conceded,
+    Concession,
+    conceded,
+    next_concession,
+)
+from kvalet.actors.decisions.plan.devices import DEFAULT, Budget
+from kvalet.actors.decisions.plan.extras import layer_extras, split_mode_of, tensor_extras
+from kvalet.actors.decisions.plan.fit import HOST_CTX
+from kvalet.actors.decisions.plan.flags import resolve_flags
+from kvalet.actors.decisions.plan.plan import Plan, device_name
+from kvalet.actors.decisions.plan.scrub import LaunchDecision, child_variables
+from kvalet.actors.planner import Machine, plan_launch, read_machine
+from kvalet.protocol.errors import KvaletError
+from kvalet.protocol.ids import Cells
+
+TOLD_OF_PLAN: Final = ("does-not-fit", "flag", "tensor-downgraded", "cache-type")
+"""Warnings of a plan that say something about the launch, not about the plan."""
+
+_NO_PORT: Final = 0
+
+
+@frozen(kw_only=True)
+class LaunchConfig:
+    """What to launch: ``ctx`` is the pool in cells, None for what the plan finds; ``parallel``
+    the slots that share it. ``machine`` None: what there is is read."""
+
+    model: Path
+    server_bin: Path | None = None
+    ctx: int | None = None
+    parallel: int = 4
+    preempt: bool = True
+    extra_args: tuple[str, ...] = ()
+    state_dir: Path
+    budget: Budget = DEFAULT
+    parking: int = 0
+    machine: Machine | None = None
+    ready_timeout_s: float = 600.0
+    stop_grace_s: float = 3.0
+
+
+@frozen(kw_only=True)
+class Blueprint:
+    """One start, the same for every port.
+
+    ``inherited`` is what of the environment reaches the child. ``plan`` is None where none could
+    be made: such a launch is left to the server's own fitting. ``given`` was given up.
+    """
+
+    request: LaunchRequest
+    capabilities: Capabilities
+    decision: LaunchDecision
+    inherited: Mapping[str, str]
+    plan: Plan | None
+    given: tuple[Concession, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cells(self) -> Cells:
+        """The pool that the server will have."""
+        if self.request.cells is not None:
+            return round_cells(self.request.cells)
+        return round_cells(self.plan.price.context.sizes.ctx if self.plan else HOST_CTX)
+
+    def argv(self, port: int) -> LaunchArgv:
+        """The command line on ``port``, and every warning about it."""
+        launch = build_argv(evolve(self.request, port=port), self.capabilities)
+        return evolve(launch, warnings=(*launch.warnings, *self.warnings))
+
+    def child_env(
+        self, env: Mapping[str, str], *, api_key: str, config_home: str, library_path: Sequence[str]
+    ) -> dict[str, str]:
+        """What the child inherits of ``env``."""
+        return child_environment(
+            env,
+            api_key=api_key,
+            config_home=config_home,
+            library_path=library_path,
+            decision=self.decision,
+        )
+
+    def after(self, kind: str) -> tuple[Concession, ...] | None:
+        """All that the next start gives up, when this one ended with ``kind``; None: no more."""
+        flags = resolve_flags(self.argv(_NO_PORT).argv[1:], self.inherited).flags
+        split = self.plan.split if self.plan is not None else (flags.split_mode or "layer")
+        more = next_concession(
+            self.given,
+            kind=kind,
+            split="tensor" if split == "tensor" else "layer",
+            pinned=self.plan is not None and self.plan.pinned,
+            flags=flags,
+        )
+        return None if more is None else (*self.given, more)
+
+
+def draw(
+    config: LaunchConfig,
+    binary: ServerBinary,
+    capabilities: Capabilities,
+    env: Mapping[str, str],
+    slot_directory: Path,
+    given: tuple[Concession, ...] = (),
+) -> Blueprint:
+    """Plan one start and compose it; blocks while the model's header is read.
+
+    A launch that cannot be planned is launched all the same: the server has its own word.
+    Raises ConfigFault or EnvironmentFault as ``build_argv`` does.
+    """
+    wish = conceded(config.extra_args, env, given, known=capabilities.flags)
+    request = LaunchRequest(
+        program=str(binary.path),
+        model=str(config.model),
+        port=_NO_PORT,
+        cells=config.ctx,
+        slots=config.parallel,
+        slot_directory=str(slot_directory),
+        preempt=config.preempt,
+        extra_args=wish.extra_args,
+    )
+    told = tuple((one, TOLD[one]) for one in given)
+    inherited = child_variables(env, LaunchDecision(forced=wish.forced))
+    argv = build_argv(request, capabilities).argv[1:]
+    try:
+        plan = _plan(config, binary, capabilities, inherited, argv)
+    except KvaletError as fault:
+        return Blueprint(
+            request=evolve(request, cells=config.ctx or HOST_CTX),
+            capabilities=capabilities,
+            decision=LaunchDecision(extra_args=wish.extra_args, forced=wish.forced),
+            inherited=inherited,
+            plan=None,
+            given=given,
+            warnings=(*told, ("no-plan", f"memory is not planned: {fault}")),
+        )
+    if "own-fitting" in given:
+        plan = _unpinned(plan)
+    return _follow(plan, request, capabilities, inherited, wish, given, told)
+
+
+def _plan(
+    config: LaunchConfig,
+    binary: ServerBinary,
+    capabilities: Capabilities,
+    env: Mapping[str, str],
+    argv: Sequence[str],
+) -> Plan:
+    machine = config.machine or read_machine(env)
+    if config.machine is None and machine.gpus:
+        listed = list_devices(binary, env)
+        if not listed:
+            # A build for the CPU alone has no use for them.
+            machine = evolve(machine, gpus=())
+    else:
+        listed = frozenset(device_name(gpu.index) for gpu in machine.gpus)
+    plan = plan_launch(
+        config.model,
+        argv,
+        env,
+        machine,
+        build=capabilities.build,
+        parking=config.parking,
+        choose_ctx=config.ctx is None,
+        budget=config.budget,
+    )
+    named = {device_name(index) for index in plan.cards}
+    return plan if named <= listed else _unpinned(plan)
+
+
+def _unpinned(plan: Plan) -> Plan:
+    """The plan with its context alone: where the layers go is left to the server."""
+    kept = plan.added[:2] if plan.added[:1] == ("-c",) else ()
+    return evolve(plan, added=kept)
+
+
+def _follow(
+    plan: Plan,
+    request: LaunchRequest,
+    capabilities: Capabilities,
+    env: Mapping[str, str],
+    wish: Conceded,
+    given: tuple[Concession, ...],
+    told: tuple[tuple[str, str], ...],
+) -> Blueprint:
+    """The launch as ``plan`` has it, the user's own arguments still last where they agree."""
+    extra_args = wish.extra_args
+    if plan.split == "tensor":
+        extra_args = tensor_extras(extra_args)
+    elif split_mode_of(resolve_flags(extra_args, env)) == "tensor":
+        extra_args = (*layer_extras(extra_args), "--split-mode", "layer")
+    forced = dict(wish.forced)
+    if plan.pinned:
+        # The cards are numbered as the driver does; the runtime's own order is by speed.
+        forced["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    decision = LaunchDecision(
+        split="tensor" if plan.split == "tensor" else "layer" if plan.cards else None,
+        extra_args=extra_args,
+        forced=forced,
+    )
+    return Blueprint(
+        request=evolve(
+            request, planned=_understood(plan.added, capabilities), extra_args=extra_args
+        ),
+        capabilities=capabilities,
+        decision=decision,
+        inherited=child_variables(env, decision),
+        plan=plan,
+        given=given,
+        warnings=(*told, *(one for one in plan.warnings if one[0] in TOLD_OF_PLAN)),
+    )
+
+
+def _understood(added: tuple[str, ...], capabilities: Capabilities) -> tuple[str, ...]:
+    """The plan's arguments in words that this build knows: an old one fits nothing by itself."""
+    if "--fit" in capabilities.flags or "-fit" not in added:
+        return added
+    at = added.index("-fit")
+    return tuple("999" if word == "all" else word for word in (*added[:at], *added[at + 2 :]))
