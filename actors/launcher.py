@@ -198,13 +198,17 @@ async def _attempt(
     task_status: trio.TaskStatus[Server],
 ) -> _End:
     """One child from its spawn to its end."""
-    line = blueprint.argv(port)
+    line, plan = blueprint.argv(port), blueprint.plan
     warnings = list(line.warnings)
     if launch.binary.warning:
         warnings.append(("cpu-kernels", launch.binary.warning))
     await reports.send(
         LaunchPlanned(
-            generation=launch.generation, argv=redacted(line.argv), warnings=tuple(warnings)
+            generation=launch.generation,
+            argv=redacted(line.argv),
+            warnings=tuple(warnings),
+            native_ctx=Cells(plan.native_ctx if plan else 0),
+            max_ctx=Cells(plan.max_ctx if plan else 0),
         )
     )
     child = spawn_child(line.argv, launch.child_env(blueprint), launch.log_path)
@@ -218,8 +222,8 @@ async def _attempt(
                 props = await _wait_ready(child, url, launch.api_key)
                 if props is not None:
                     await reports.send(_ready_seen(launch, blueprint, props, url, child.pid))
-                    if blueprint.plan is not None:
-                        await _weigh(launch, blueprint.plan, child, reports)
+                    if plan is not None:
+                        await _weigh(launch, plan, child, reports)
                     ready = True
             if ready:
                 task_status.started(launch.server(url, child.pid, line.argv))

@@ -156,11 +156,17 @@ class PressureRead(_Command, frozen=True, kw_only=True, tag="pressure-read"):
 
 
 class LaunchPlanned(_Command, frozen=True, kw_only=True, tag="launch-planned"):
-    """A launch is about to happen with this argv (secrets removed)."""
+    """A launch is about to happen with this argv (secrets removed).
+
+    ``native_ctx`` is the context the model was trained for, ``max_ctx`` the most that is
+    planned to fit; 0: not known.
+    """
 
     generation: int
     argv: tuple[str, ...]
     warnings: tuple[tuple[str, str], ...] = ()
+    native_ctx: Cells = Cells(0)
+    max_ctx: Cells = Cells(0)
 
 
 class SpawnSeen(_Command, frozen=True, kw_only=True, tag="spawn-seen"):

@@ -221,11 +221,14 @@ class MethodDemoted(_Event, frozen=True, kw_only=True, tag="method.demoted"):
 
 
 class ServerPlanned(_Event, frozen=True, kw_only=True, tag="server.planned"):
-    """A launch is about to happen."""
+    """A launch is about to happen: ``native_ctx`` is what the model was trained for, ``max_ctx``
+    the most that is planned to fit; 0: not known."""
 
     generation: int
     argv: tuple[str, ...]
     warnings: tuple[tuple[str, str], ...] = ()
+    native_ctx: Cells = Cells(0)
+    max_ctx: Cells = Cells(0)
 
 
 class ServerSpawned(_Event, frozen=True, kw_only=True, tag="server.spawned"):

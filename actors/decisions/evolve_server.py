@@ -44,7 +44,12 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
     server = house.server
     match event:
         case e.ServerPlanned():
-            server = Server(generation=event.generation, warnings=event.warnings)
+            server = Server(
+                generation=event.generation,
+                warnings=event.warnings,
+                native_ctx=event.native_ctx,
+                max_ctx=event.max_ctx,
+            )
             return replace(house, server=server)
         case e.ServerSpawned():
             return replace(house, server=replace(server, pid=event.pid, url=event.url))

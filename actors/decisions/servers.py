@@ -39,7 +39,13 @@ def plan(step: Step, command: c.LaunchPlanned) -> None:
     if server.state in UP:
         close_all(step, "server-lost")
     step.emit(
-        e.ServerPlanned(generation=command.generation, argv=command.argv, warnings=command.warnings)
+        e.ServerPlanned(
+            generation=command.generation,
+            argv=command.argv,
+            warnings=command.warnings,
+            native_ctx=command.native_ctx,
+            max_ctx=command.max_ctx,
+        )
     )
 
 

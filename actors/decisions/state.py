@@ -80,6 +80,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     warnings: tuple[tuple[str, str], ...] = ()
     memory: tuple[MemoryFigure, ...] = ()
+    native_ctx: Cells = Cells(0)
+    max_ctx: Cells = Cells(0)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

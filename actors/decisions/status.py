@@ -34,6 +34,8 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
             "model": server.model,
             "slots": house.slots,
             "n_ctx": house.cells,
+            "native_ctx": server.native_ctx or None,
+            "max_ctx": server.max_ctx or None,
             "reason": server.reason,
             "memory": [
                 {"name": one.name, "planned": one.planned, "reported": one.reported}

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from kvalet.actors.decisions.core import take
 from kvalet.actors.decisions.replay import audit, replay
+from kvalet.actors.decisions.status import status
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
@@ -150,6 +151,21 @@ def test_a_launch_over_a_living_server_closes_its_leases() -> None:
     world.tell(c.LaunchPlanned(generation=2, argv=("llama-server",)))
 
     assert promises.is_empty(world.house)
+
+
+def test_status_tells_the_models_own_context_and_the_most_that_fits() -> None:
+    world = World().open()
+    unknown = status(world.house, Nanos(0))["server"]
+
+    world.tell(
+        c.LaunchPlanned(
+            generation=2, argv=("llama-server",), native_ctx=Cells(131072), max_ctx=Cells(47616)
+        )
+    )
+    known = status(world.house, Nanos(0))["server"]
+
+    assert (unknown["native_ctx"], unknown["max_ctx"]) == (None, None)
+    assert (known["native_ctx"], known["max_ctx"]) == (131072, 47616)
 
 
 def test_an_older_launch_or_a_dead_servers_readiness_changes_nothing() -> None:

@@ -59,6 +59,7 @@ async def test_a_launch_comes_up_answers_to_its_key_only_and_leaves_nothing(
         planned, spawned, ready, weighed = [await receive.receive() for _ in range(4)]
 
         assert isinstance(planned, LaunchPlanned)
+        assert planned.native_ctx >= planned.max_ctx > 0
         assert isinstance(spawned, SpawnSeen)
         assert isinstance(ready, ReadySeen)
         assert isinstance(weighed, MemorySeen)

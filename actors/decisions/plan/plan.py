@@ -17,6 +17,7 @@ from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget, Gpu
 from kvalet.actors.decisions.plan.draft_reserve import DraftReserve
 from kvalet.actors.decisions.plan.extras import split_mode_of
 from kvalet.actors.decisions.plan.fit import (
+    CTX_MIN,
     HOST_CTX,
     Choice,
     HostMemory,
@@ -80,7 +81,8 @@ class Plan:
     """A launch as it was planned. Sizes are cells or bytes; ``fits`` says that every device holds
     its part within its budget (devices of unknown memory hold anything).
 
-    ``added`` are the arguments that the plan puts behind the given ones.
+    ``max_ctx`` is the most that would fit, ``native_ctx`` what the model was trained for, 0 where
+    its header does not say. ``added`` are the arguments that the plan puts behind the given ones.
     """
 
     arch: str
@@ -95,6 +97,7 @@ class Plan:
     fits: bool = True
     certain: bool = True
     max_ctx: int = 0
+    native_ctx: int = 0
     added: tuple[str, ...] = ()
     env_removed: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
@@ -151,7 +154,7 @@ def _layer_plan(asked: PlanInput, resolved: Resolved, warnings: list[tuple[str, 
         )
         max_ctx = advertised_ctx(native, gpus, asked.budget, load, in_use=choice.ctx)
     if not choice.fits:
-        warnings.append(("does-not-fit", _shortage(asked, pricing, choice, gpus)))
+        warnings.append(("does-not-fit", _shortage(asked, pricing, choice, gpus, max_ctx)))
     chosen = [gpu for gpu in gpus if not choice.cards or gpu.index in choice.cards]
     split: Split = "layer" if len(chosen) > 1 else "none"
     added: tuple[str, ...] = ()
@@ -293,7 +296,9 @@ def _on_host(asked: PlanInput, pricing: _Pricing, ctx: int | None, native: int) 
     return host_choice(ctx, native, memory, pricing.host_load())
 
 
-def _shortage(asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequence[Gpu]) -> str:
+def _shortage(
+    asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequence[Gpu], max_ctx: int
+) -> str:
     needed = pricing.on(choice.ctx, gpus)
     if gpus:
         need = sum(needed.on(device_name(gpu.index)) for gpu in gpus)
@@ -302,9 +307,14 @@ def _shortage(asked: PlanInput, pricing: _Pricing, choice: Choice, gpus: Sequenc
         memory = asked.host_memory
         need, room = needed.on(HOST), memory.usable if memory is not None else 0
         where = "host memory"
+    estimate = ""
+    if gpus and CTX_MIN < max_ctx < choice.ctx:
+        estimate = (
+            f"; {max_ctx} cells is what they are estimated to hold, system memory may be used"
+        )
     return (
         f"{choice.ctx} cells need {need // MIB} MiB of {where}, and {max(0, room) // MIB} MiB may "
-        "be used: lower the context or the slots, or take a smaller model or cache type"
+        f"be used{estimate}: lower the context or the slots, or take a smaller model or cache type"
     )
 
 
@@ -333,6 +343,7 @@ def _finished(
     decision = LaunchDecision(split=final if gpus else None, extra_args=asked.argv)
     return Plan(
         arch=asked.offer.model.shape.arch,
+        native_ctx=asked.offer.model.shape.context or 0,
         build=asked.build,
         price=priced,
         host=host_bytes(priced.context, resolved.flags, priced.draft),

@@ -116,6 +116,18 @@ def test_what_does_not_fit_is_planned_all_the_same_and_says_by_how_much() -> Non
     message = dict(plan.warnings)["does-not-fit"]
     assert message.startswith("131072 cells need ")
     assert "lower the context" in message
+    assert "estimated" not in message, "not even the least context fits"
+
+
+def test_a_context_past_what_the_cards_hold_is_told_their_estimated_capacity() -> None:
+    plan = make_plan(
+        evolve(ASKED, argv=("-c", "131072", "-np", "4", "-kvu"), gpus=(Gpu(0, 20000, 20480),))
+    )
+
+    message = dict(plan.warnings)["does-not-fit"]
+    assert 4096 < plan.max_ctx < plan.native_ctx == 131072
+    assert f"{plan.max_ctx} cells is what they are estimated to hold" in message
+    assert "system memory may be used" in message
 
 
 def test_a_tensor_split_over_equal_cards_needs_no_shares() -> None:
