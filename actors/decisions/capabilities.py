@@ -9,6 +9,8 @@ from attrs import frozen
 # The description starts after two blanks, but "-kvu,  --kv-unified" has two after a comma.
 _DESCRIPTION = re.compile(r"(?<![,\s])\s{2,}")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[a-z0-9][\w-]*")
+# The row runs on until the next flag.
+_PREEMPT_ROW = re.compile(r"^--preempt-ram(?:(?!\n-)[\s\S])*?\bdefault:\s+(-?\d+)", re.MULTILINE)
 _RELEASE = re.compile(r"\bversion: (\d+) |\(build (\d+)[,)]")
 # A checkout without history counts its commits from 1; real releases passed this long ago.
 _RELEASE_MIN = 1000
@@ -18,14 +20,16 @@ _RELEASE_MIN = 1000
 class Capabilities:
     """The long flags and the speculative types that a binary knows.
 
-    ``version`` is the binary's own version line, ``build`` its release as ``b10434`` or
-    an empty string when the binary does not tell. An empty record knows no flag.
+    ``preempt_default`` is the budget in MiB that a server without ``--preempt-ram`` parks with; 0:
+    it parks nothing. ``version`` is the binary's own version line, ``build`` its release as
+    ``b10434`` or an empty string when the binary does not tell. An empty record knows no flag.
     """
 
     flags: frozenset[str] = frozenset()
     spec_types: frozenset[str] = frozenset()
     version: str = ""
     build: str = ""
+    preempt_default: int = 0
 
     @property
     def preempt_ram(self) -> bool:
@@ -79,7 +83,13 @@ def parse_help(text: str, version: str = "") -> Capabilities:
         spec_types=spec_types,
         version=_version_line(version),
         build=release_of(version),
+        preempt_default=_preempt_default(text),
     )
+
+
+def _preempt_default(text: str) -> int:
+    row = _PREEMPT_ROW.search(text)
+    return int(row[1]) if row else 0
 
 
 def release_of(version: str) -> str:
