@@ -110,12 +110,15 @@ def server_parks(argv: Sequence[str], env: Mapping[str, str], caps: Capabilities
     What it could do does not count: without a budget the build's own default decides.
     """
     flags = resolve_flags(argv, env).flags
-    # Left to itself a server has several slots, and one pool for all of them.
-    unified = flags.parallel is None if flags.kv_unified is None else flags.kv_unified
-    if not caps.preempt_ram or not unified or (flags.parallel or SLOTS_MIN) < SLOTS_MIN:
+    if not caps.preempt_ram or not flags.unified or flags.slots < SLOTS_MIN:
         return False
+    return budget_in_force(argv, env, caps) != 0
+
+
+def budget_in_force(argv: Sequence[str], env: Mapping[str, str], caps: Capabilities) -> int:
+    """MiB that a server started with exactly these may hold, -1 without a limit."""
     named = named_budget(argv, env)
-    return (caps.preempt_default if named is None else named.mib) != 0
+    return caps.preempt_default if named is None else named.mib
 
 
 def _why_not(wish: ParkerWish, caps: Capabilities, named: NamedBudget | None) -> str | None:
