@@ -22,6 +22,11 @@ def round_times(usage: KvaletUsage) -> KvaletUsage:
     return replace(usage, waited_s=round(usage.waited_s, 3), parked_s=round(usage.parked_s, 3))
 
 
+def count(usage: KvaletUsage, **more: float) -> KvaletUsage:
+    """``usage`` with its figures raised by ``more``."""
+    return replace(usage, **{name: getattr(usage, name) + n for name, n in more.items()})
+
+
 class Client:
     """Sends one answer. A client that does not stream gets it whole, and no comments."""
 

@@ -35,8 +35,7 @@ async def run(
             log.warning("no reading of the slots", why=str(fault))
             continue
         reading = tuple(
-            (SlotId(state.id), Cells(state.n_prompt_tokens), state.is_processing)
-            for state in states
+            (SlotId(state.id), Cells(state.resident), state.is_processing) for state in states
         )
         if reading != last:
             last = reading

@@ -12,10 +12,10 @@ import math
 import attrs
 import httpx
 import trio
-from msgspec.structs import replace
 
-from kvalet.actors.client import JSON_HEADERS, Client, round_times
+from kvalet.actors.client import JSON_HEADERS, Client, count, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd, Output
+from kvalet.actors.decisions.away import Away, Heard
 from kvalet.actors.decisions.evolve_lease import FINISHED_REASONS
 from kvalet.actors.decisions.refusal import ending, reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
@@ -50,11 +50,6 @@ class Wires:
     park_every: int
 
 
-def count(usage: KvaletUsage, **more: float) -> KvaletUsage:
-    """``usage`` with its figures raised by ``more``."""
-    return replace(usage, **{name: getattr(usage, name) + n for name, n in more.items()})
-
-
 class Relay:
     """One request. ``run`` returns when its answer has ended, however it did."""
 
@@ -69,7 +64,7 @@ class Relay:
         self._wires = wires
         self._answer = Answer(request)
         self._splitter = SseSplitter()
-        self._notices = notices.NoticeState()
+        self._away = Away()
         self._phase = "arriving"
         self._since = trio.current_time()
         self._heard = self._since
@@ -155,9 +150,9 @@ class Relay:
                 if self._phase == "queued":
                     await self._client.comment(notices.ADMISSION_DONE)
                 self._slots = event.slots
-                await self._leg(event.granted, event.erase)
+                await self._leg(event.credit, event.erase)
             case e.LeaseExtended():
-                await self._leg(event.granted, event.erase)
+                await self._leg(event.credit, event.erase)
             case e.LeaseResumed():
                 await self._resume(event)
             case e.LeaseParking():
@@ -215,7 +210,7 @@ class Relay:
         self._expected = await self._berth.bring_back(self._slots[0], Cells(self._cells - 1))
         self._usage = count(self._usage, resumes=1)
         await self._client.comment(notices.PREEMPT_RESUMED)
-        await self._leg(event.granted, ())
+        await self._leg(event.credit, ())
 
     async def _erase(self, slots: tuple[SlotId, ...]) -> None:
         for slot in slots:
@@ -223,14 +218,13 @@ class Relay:
             self._wires.prefixes.forget(slot)
             self._tell(c.SlotErased(slot=slot, cells=Cells(0)))
 
-    async def _leg(self, granted: Cells, erase: tuple[SlotId, ...]) -> None:
-        """One upstream request, within ``granted`` cells; then report how it ended."""
+    async def _leg(self, credit: Cells, erase: tuple[SlotId, ...]) -> None:
+        """One upstream request of ``credit`` new tokens at most; then report how it ended."""
         await self._erase(erase)
         self._enter("prefill")
         self._heard = trio.current_time()
         request, answer = self._request, self._answer
-        seats = request.seats
-        credit = (granted - seats * self._cells) // seats
+        credit = Cells(credit // request.seats)
         spent = self._cells - answer.prompt if answer.leg >= 0 else 0
         left = credit if request.cap is None else min(credit, request.cap - spent)
         answer.begin_leg(self._cells, max_tokens=left)
@@ -274,10 +268,8 @@ class Relay:
                 # A prompt's progress is a sign of life, but not its first token.
                 if self._phase == "prefill" and output.reused is None:
                     self._phase = "decode"
-                odd = self._notices.datum()
-                if odd:
-                    self._tell(c.NoticeHeard(request=self.name, notice=odd))
-            self._note(output)
+                outputs += self._told(self._away.datum(self._heard))
+            outputs += self._note(output)
             outputs.append(output)
         # While the client is slow to take its bytes nobody listens to the server.
         phase, self._phase, since = self._phase, "sending", trio.current_time()
@@ -285,16 +277,25 @@ class Relay:
         self._phase = phase
         self._heard += trio.current_time() - since
 
-    def _note(self, output: Output) -> None:
+    def _note(self, output: Output) -> list[Output]:
+        """Take down what is no text, and say what the client is told of it first."""
+        told: list[Output] = []
         if output.notice is not None:
             self._heard = trio.current_time()
-            odd = self._notices.hear(output.notice, output.about)
-            notice = odd or output.notice.value
-            self._tell(c.NoticeHeard(request=self.name, notice=notice))
+            told += self._told(self._away.hear(output.notice, output.about, self._heard))
+        if output.record is not None:
+            told += self._told(self._away.settle(output.record))
         if output.reused is not None and self._expected is not None:
             expected, self._expected = self._expected, None
             reused = Cells(min(output.reused, expected))
             self._tell(c.CacheSeen(request=self.name, expected=expected, reused=reused))
+        return told
+
+    def _told(self, heard: Heard) -> list[Output]:
+        if heard.name:
+            notice, away = heard.name, self._away.parked
+            self._tell(c.NoticeHeard(request=self.name, notice=notice, away=away))
+        return [Output(raw=heard.comment)] if heard.comment else []
 
     async def _listen(self, scope: trio.CancelScope) -> None:
         """Hear the ledger while a leg runs: remarks are passed on, verdicts cut the leg."""
@@ -357,7 +358,7 @@ class Relay:
             self._tell(
                 c.AnswerEnded(request=self.name, reason=reason, cells=cells, generated=generated)
             )
-        usage = round_times(self._usage)
+        usage = round_times(self._away.added_to(self._usage))
         output = self._answer.finish(generated, usage)
         await self._client.finish(output, self._answer.totals(generated), usage)
 
@@ -383,6 +384,8 @@ class Relay:
                 "queued": notices.ADMISSION_WAIT,
                 "parked": notices.PREEMPT_KEEPALIVE,
             }.get(self._phase)
+            if self._away.parked:
+                ping = notices.PREEMPT_KEEPALIVE
             if ping is None and trio.current_time() - self._client.sent_at >= PING_AFTER_S:
                 ping = PING
             if ping is not None:

@@ -143,10 +143,14 @@ class SilenceSeen(_Command, frozen=True, kw_only=True, tag="silence-seen"):
 
 
 class NoticeHeard(_Command, frozen=True, kw_only=True, tag="notice-heard"):
-    """The server announced something about this stream's park, or a surprise in order."""
+    """The server announced something about this stream's park, or a surprise in order.
+
+    ``away``: afterwards the stream, or a part of it, is parked by the server.
+    """
 
     request: RequestId
     notice: str
+    away: bool = False
 
 
 class PressureRead(_Command, frozen=True, kw_only=True, tag="pressure-read"):
@@ -178,7 +182,10 @@ class SpawnSeen(_Command, frozen=True, kw_only=True, tag="spawn-seen"):
 
 
 class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
-    """The server answers: its build, pool and slots. ``headroom`` is kept free at all times."""
+    """The server answers: its build, pool and slots. ``headroom`` is kept free at all times.
+
+    ``parks``: this launch made it park chats by itself; ``notices``: it says so in their streams.
+    """
 
     generation: int
     url: str
@@ -188,6 +195,8 @@ class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
     slots: int
     headroom: Cells
     pid: int | None = None
+    parks: bool = False
+    notices: bool = False
 
 
 class MemoryFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -192,10 +192,11 @@ class SlotCleared(_Event, frozen=True, kw_only=True, tag="slot.erased"):
 
 
 class NoticeTaken(_Event, frozen=True, kw_only=True, tag="notice.heard"):
-    """The server announced something on this stream."""
+    """The server announced something on this stream; ``away``: it has the stream parked now."""
 
     request: RequestId
     notice: str
+    away: bool = False
 
 
 class StreamStalled(_Event, frozen=True, kw_only=True, tag="stream.stalled"):
@@ -240,7 +241,8 @@ class ServerSpawned(_Event, frozen=True, kw_only=True, tag="server.spawned"):
 
 
 class ServerReady(_Event, frozen=True, kw_only=True, tag="server.ready"):
-    """The server answers; the pool is open for leases."""
+    """The server answers; the pool is open for leases. ``parks``: it parks chats by itself, and
+    ``notices``: it says so in their streams."""
 
     generation: int
     url: str
@@ -250,6 +252,8 @@ class ServerReady(_Event, frozen=True, kw_only=True, tag="server.ready"):
     slots: int
     headroom: Cells
     pid: int | None = None
+    parks: bool = False
+    notices: bool = False
 
 
 class ServerWeighed(_Event, frozen=True, kw_only=True, tag="server.weighed"):

@@ -29,11 +29,13 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class Props(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /props``. ``n_ctx`` is one slot's limit, which need not be the pool's size.
 
-    What a build leaves out stays empty or 0.
+    What a build leaves out stays empty or 0. ``exact`` is ``exact_concurrency``, None for a build
+    that does not know the mode: such a build says nothing in a stream that it parks.
     """
 
     n_ctx: int = 0
     slots: int = 0
+    exact: bool | None = None
     build: str = ""
     model_path: str = ""
     model_alias: str = ""
@@ -49,7 +51,11 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of ``GET /slots``. ``n_prompt_tokens``: its resident cells, prompt and answer."""
+    """One entry of ``GET /slots``. ``n_prompt_tokens``: its cells, prompt and answer.
+
+    A build that parks says ``is_preempted`` of a slot whose cells are out of the pool, and
+    ``is_transferring`` of one that holds them while they are copied.
+    """
 
     id: int
     n_ctx: int = 0
@@ -57,6 +63,14 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_tokens: int = 0
     n_prompt_tokens_cache: int = 0
     n_prompt_tokens_processed: int = 0
+    is_preempted: bool = False
+    is_transferring: bool = False
+
+    @property
+    def resident(self) -> int:
+        """Cells of the pool that it occupies."""
+        parked = self.is_preempted and not self.is_transferring
+        return 0 if parked else self.n_prompt_tokens
 
 
 class SlotAction(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +114,7 @@ class _GenerationSettings(msgspec.Struct, frozen=True):
 class _PropsWire(msgspec.Struct):
     default_generation_settings: _GenerationSettings = _GenerationSettings()
     total_slots: int = 0
+    exact_concurrency: object = None
     build_info: str = ""
     model_path: str = ""
     model_alias: str | None = None
@@ -130,6 +145,8 @@ def decode_props(body: bytes) -> Props:
     return Props(
         n_ctx=wire.default_generation_settings.n_ctx,
         slots=wire.total_slots,
+        # That the key is there tells more than its value.
+        exact=None if wire.exact_concurrency is None else wire.exact_concurrency is True,
         build=wire.build_info,
         model_path=wire.model_path,
         model_alias=wire.model_alias or "",

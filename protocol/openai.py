@@ -13,6 +13,7 @@ from kvalet.protocol.openai_leg import Partial, count_bodies, leg_body, tokenize
 from kvalet.protocol.openai_request import CHAT, COMPLETIONS, ParsedRequest, parse_request
 from kvalet.protocol.openai_stream import (
     Chunk,
+    ParkRecord,
     Progress,
     StopTail,
     Usage,
@@ -27,6 +28,7 @@ __all__ = [
     "Assembler",
     "Chunk",
     "KvaletUsage",
+    "ParkRecord",
     "ParsedRequest",
     "Partial",
     "Progress",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from kvalet.protocol.errors import ServerFault
@@ -35,6 +37,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: CachedTokens | None = None
 
 
+class ParkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a server that parks by itself has parked the request, and how many of those parks
+    dropped its cells. None: not said."""
+
+    parks: int | None = None
+    recomputes: int | None = None
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a chat or text stream, reduced to its first choice.
 
@@ -53,6 +63,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usage: Usage | None = None
     timings: Timings | None = None
     progress: Progress | None = None
+    record: ParkRecord | None = None
     error: bytes | None = None
     done: bool = False
 
@@ -78,6 +89,7 @@ class _Wire(msgspec.Struct):
     usage: Usage | None = None
     timings: Timings | None = None
     prompt_progress: Progress | None = None
+    preempt: object = None
     error: msgspec.Raw = msgspec.Raw(_ABSENT)
 
 
@@ -120,8 +132,22 @@ def _chunk(wire: _Wire) -> Chunk:
         usage=wire.usage,
         timings=wire.timings,
         progress=wire.prompt_progress,
+        record=_record(wire.preempt),
         error=None if error == _ABSENT else error,
     )
+
+
+def _record(said: object) -> ParkRecord | None:
+    """What no build can break: an odd record counts as none."""
+    if not isinstance(said, dict):
+        return None
+    counts = cast(dict[str, object], said)
+    return ParkRecord(parks=_count(counts, "parks"), recomputes=_count(counts, "recomputes"))
+
+
+def _count(counts: dict[str, object], name: str) -> int | None:
+    count = counts.get(name)
+    return count if type(count) is int and count >= 0 else None
 
 
 class StopTail:

@@ -16,6 +16,7 @@ from kvalet.protocol.notices import Notice, read_notice
 from kvalet.protocol.openai import (
     Chunk,
     KvaletUsage,
+    ParkRecord,
     ParsedRequest,
     Partial,
     StopTail,
@@ -35,6 +36,7 @@ class Output:
     data: tuple[bytes, ...] = ()
     notice: Notice | None = None
     about: int = 0
+    record: ParkRecord | None = None
     reused: int | None = None
 
 
@@ -166,7 +168,7 @@ class Answer:
             self._reason = chunk.finish
         self._measure(chunk)
         self._finish.append(event.data)
-        return NOTHING
+        return Output(record=chunk.record) if chunk.record else NOTHING
 
     def _measure(self, chunk: Chunk) -> None:
         timings = chunk.timings

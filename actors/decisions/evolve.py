@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvalet.actors.decisions import evolve_lease as lease
+from kvalet.actors.decisions import evolve_notice
 from kvalet.actors.decisions import evolve_server as server
 from kvalet.actors.decisions.state import House
 from kvalet.protocol import events as e
@@ -24,9 +25,7 @@ def fold(house: House, events: Iterable[e.AnyEvent], at_ns: Nanos) -> House:
     return house
 
 
-def _unchanged(
-    house: House, event: e.JournalTorn | e.NoticeTaken | e.StreamStalled, at_ns: Nanos
-) -> House:
+def _unchanged(house: House, event: e.JournalTorn | e.StreamStalled, at_ns: Nanos) -> House:
     return house
 
 
@@ -48,7 +47,7 @@ RULES: dict[type[e.AnyEvent], Rule] = {
     e.LeaseRestored: lease.restored,
     e.LeaseResumed: lease.resumed,
     e.MethodDemoted: server.demoted,
-    e.NoticeTaken: _unchanged,
+    e.NoticeTaken: evolve_notice.noticed,
     e.PoolPressed: lease.pressed,
     e.PoolRead: server.pool_read,
     e.PromptMeasured: lease.measured,

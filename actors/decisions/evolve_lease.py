@@ -295,6 +295,7 @@ def ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
     """The answer is over; what it held is given back when it is seen idle."""
     old = house.leases[event.request]
     was_parked = old.state == PARKED
+    gone_ns = old.since_ns if was_parked else old.away_since
     lease = replace(
         old,
         state=CLOSING,
@@ -306,12 +307,13 @@ def ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
         ordered=False,
         end_reason=event.reason,
         need=Cells(0),
-        parked_ns=Nanos(old.parked_ns + (at_ns - old.since_ns if was_parked else 0)),
+        away_since=None,
+        parked_ns=Nanos(old.parked_ns + (0 if gone_ns is None else at_ns - gone_ns)),
     )
     return _put(
         house,
         lease,
-        totals=_ended_totals(house.totals, event.reason, was_parked),
+        totals=_ended_totals(house.totals, event.reason, gone_ns is not None),
         waiting=_without(house.waiting, event.request),
         parked=_without(house.parked, event.request),
         queue=_without(house.queue, event.request),

@@ -62,6 +62,8 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
                 build=event.build,
                 model=event.model,
                 state="probing",
+                parks=event.parks,
+                notices=event.notices,
             )
             return replace(
                 _emptied(house),

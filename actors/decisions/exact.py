@@ -6,7 +6,7 @@ In this mode of a server that parks, an answer's bytes depend neither on neighbo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from attrs import frozen
 
@@ -19,7 +19,7 @@ State = Literal["on", "off", "unavailable"]
 
 SETTING: Final = "KVALET_EXACT"
 VARIABLE: Final = "LLAMA_EXACT_CONCURRENCY"
-WISHES: Final = ("auto", "off", "on")
+WISHES: Final[dict[str, Wish]] = {"auto": "auto", "off": "off", "on": "on"}
 
 _UNSET: Final = frozenset({"", "0", "no", "off", "false"})
 _REUSE: Final = ("--cache-reuse", "LLAMA_ARG_CACHE_REUSE")
@@ -70,9 +70,9 @@ def wish_of(
     """What was wished: our own variable, else the request, else the stored setting, else what the
     server would inherit, else ``off``. Words that are none of the three are passed over."""
     for word in (env.get(SETTING), request, stored):
-        plain = (word or "").strip().lower()
-        if plain in WISHES:
-            return cast(Wish, plain)
+        wish = WISHES.get((word or "").strip().lower())
+        if wish is not None:
+            return wish
     return "off" if env.get(VARIABLE, "").strip().lower() in _UNSET else "on"
 
 

@@ -167,6 +167,8 @@ def grant(step: Step, lease: Lease) -> bool:
     house = step.house
     if not has_seats(house, lease) or lease.seats * lease.prompt > house.at_hand:
         return False
+    if house.handed_over and lease.seats == 1:
+        return _grant_whole(step, lease)
     feasible = is_feasible(house, lease)
     credit = first_credit(house, lease, feasible)
     if credit is None:
@@ -182,6 +184,30 @@ def grant(step: Step, lease: Lease) -> bool:
             credit=credit,
             erase=to_erase(house, granted, slots),
             feasible=feasible,
+        )
+    )
+    return True
+
+
+def _grant_whole(step: Step, lease: Lease) -> bool:
+    """Let ``lease`` run to its own limit where the server parks: what may not fit later is the
+    server's to move. Only its start is charged, so that prompts never crowd each other out.
+
+    Several answers to one request (``seats``) are never here: a server parks none of them.
+    """
+    house = step.house
+    left = remaining(house, lease, 0)
+    charge = Cells(lease.prompt + min(left, house.settings.first_block))
+    if charge > house.at_hand:
+        return False
+    step.emit(
+        e.LeaseGranted(
+            request=lease.request,
+            lease=LeaseId(house.last_lease + 1),
+            slots=free_slots(house, lease),
+            granted=charge,
+            credit=Cells(left),
+            feasible=False,
         )
     )
     return True

@@ -100,8 +100,8 @@ def spend(step: Step, command: c.CreditSpent) -> None:
         return
     cells, generated = command.cells, command.generated
     left = ledger.remaining(house, lease, generated)
-    if left <= 0 or not lease.pausable or not house.settings.preempt:
-        # What cannot be parked was charged all that it is permitted; there is no more.
+    if left <= 0 or not lease.pausable or not house.settings.preempt or house.handed_over:
+        # What we do not park was given all that it is permitted; there is no more.
         ledger.end_full(step, lease, cells, generated)
         return
     least = house.settings.block_min
@@ -230,4 +230,4 @@ def judge_silence(step: Step, command: c.SilenceSeen) -> None:
 def hear(step: Step, command: c.NoticeHeard) -> None:
     """A notice of the server's is a fact, whatever it means."""
     if command.request in step.house.leases:
-        step.emit(e.NoticeTaken(request=command.request, notice=command.notice))
+        step.emit(e.NoticeTaken(request=command.request, notice=command.notice, away=command.away))

@@ -77,6 +77,8 @@ def ready(step: Step, command: c.ReadySeen) -> None:
             slots=command.slots,
             headroom=command.headroom,
             pid=command.pid,
+            parks=command.parks,
+            notices=command.notices,
         )
     )
     for request in step.house.queue:

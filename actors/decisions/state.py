@@ -20,6 +20,9 @@ PARKING = "parking"
 PARKED = "parked"
 CLOSING = "closing"
 
+HANDED_OVER = "server"
+"""The park method of a server that parks by itself."""
+
 HOLDING = (RUNNING, WAITING, PARKING, CLOSING)
 """States in which a lease occupies its slots and its granted cells."""
 
@@ -29,7 +32,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``cells`` are those known to be occupied (prompt + generated), ``granted`` those it may
     occupy; ``since_ns`` is when the present state began and ``order`` its place among
-    those in the same state. ``ordered`` marks a victim that parks at its leg's end.
+    those in the same state. ``ordered`` marks a victim that parks at its leg's end;
+    ``away_since`` is when the server parked it, None while it runs.
     """
 
     request: RequestId
@@ -59,6 +63,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waited_ns: Nanos = Nanos(0)
     parked_ns: Nanos = Nanos(0)
     end_reason: str = ""
+    away_since: Nanos | None = None
+
+    @property
+    def away(self) -> bool:
+        """Whether the server holds it parked, while it keeps its slot."""
+        return self.away_since is not None
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -82,6 +92,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory: tuple[MemoryFigure, ...] = ()
     native_ctx: Cells = Cells(0)
     max_ctx: Cells = Cells(0)
+    parks: bool = False
+    notices: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -157,6 +169,12 @@ class House(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         residue = self.residue
         busy = sum(residue[slot].cells for slot in self.erasing if slot in residue)
         return Cells(self.free - busy)
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the server parks chats: then nobody is a victim of ours, and no credit ends
+        before the request's own limit."""
+        return self.method == HANDED_OVER
 
     @property
     def ready(self) -> bool:

@@ -21,7 +21,7 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
     server, totals = house.server, house.totals
     live = [lease for lease in house.leases.values() if lease.state != QUEUED]
     return {
-        "mode": "proxy" if house.settings.preempt else "off",
+        "mode": _mode(house),
         "park_method": house.method,
         "policy": house.settings.policy,
         "exact_concurrency": "off",
@@ -68,13 +68,21 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
     }
 
 
+def _mode(house: House) -> str:
+    if house.handed_over:
+        return "server"
+    return "proxy" if house.settings.preempt else "off"
+
+
 def _pool(house: House) -> dict[str, int]:
     leases = list(house.leases.values())
     return {
         "cells": house.cells,
         "granted": house.granted_total,
-        "resident": sum(lease.cells for lease in leases if lease.state in HOLDING),
-        "parked": sum(lease.cells for lease in leases if lease.state == PARKED),
+        "resident": sum(
+            lease.cells for lease in leases if lease.state in HOLDING and not lease.away
+        ),
+        "parked": sum(lease.cells for lease in leases if lease.state == PARKED or lease.away),
         "idle": house.residue_total,
         "headroom": house.headroom,
         "saved_bytes": house.saved_bytes,
@@ -83,13 +91,14 @@ def _pool(house: House) -> dict[str, int]:
 
 def _lease(lease: Lease, now_ns: Nanos) -> dict[str, Any]:
     parked_ns = lease.parked_ns
-    if lease.state == PARKED:
-        parked_ns = Nanos(parked_ns + now_ns - lease.since_ns)
+    gone_ns = lease.since_ns if lease.state == PARKED else lease.away_since
+    if gone_ns is not None:
+        parked_ns = Nanos(parked_ns + now_ns - gone_ns)
     return {
         "lease": lease.lease,
         "request": lease.request,
         "surface": lease.surface,
-        "state": lease.state,
+        "state": PARKED if lease.away else lease.state,
         "slots": list(lease.slots),
         "prompt": lease.prompt,
         "generated": lease.generated,

@@ -16,11 +16,11 @@ import httpx
 import msgspec
 import trio
 
+from tests.actors.misbehaviour import HARMLESS, HOURS_S, misbehave
+
 OPEN, CLOSE = "<think>", "</think>"
 SEAT = "<assistant>"
-HARMLESS = ("pings", "notices", "silence", "no-timings", "slow-prefill", "pause")
 Json = dict[str, Any]
-HOURS_S = 50_000.0
 Outcome = Callable[[], httpx.Response | Exception | None]
 
 
@@ -220,6 +220,9 @@ class ScriptedServer(httpx.AsyncBaseTransport):
             await trio.sleep(HOURS_S)
         if fault == "slow-prefill":
             await trio.sleep(150)
+        if fault == "early-park":
+            async for piece in misbehave("long-park"):
+                yield piece
         await trio.sleep(self.prefill_s)
         slot.tokens = list(prompt)
         voice = Voice(fields, chat, self._name(leg))
@@ -273,31 +276,6 @@ class ScriptedServer(httpx.AsyncBaseTransport):
 
     def _name(self, leg: int) -> Json:
         return {"id": f"chatcmpl-{leg}", "created": 1000 + leg}
-
-
-async def misbehave(fault: str) -> AsyncIterator[bytes]:
-    """What a stream does in the middle, instead of a token or before it."""
-    match fault:
-        case "cut":
-            raise httpx.ReadError("reset by peer")
-        case "cut-mid-event":
-            yield b'data: {"choices":[{"index":0,"delta":{"content":"zz'
-        case "garbage":
-            yield b"data: {nonsense\n\n"
-        case "error-event":
-            yield b'data: {"error":{"message":"decode failed","code":500}}\n\n'
-        case "silence":
-            await trio.sleep(HOURS_S)
-        case "pause":
-            await trio.sleep(100)
-        case "pings":
-            for _ in range(100_000):
-                await trio.sleep(1)
-                yield b":\n\n"
-        case "notices":
-            yield b": preempted\n\n" + b": preempt-keepalive\n\n" * 200 + b": resumed\n\n"
-        case _:
-            return
 
 
 class Voice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -142,3 +143,60 @@ async def test_a_client_who_reads_slowly_while_its_chat_is_recomputed(
         for guest in guests:
             guest.check_ended_once()
             assert guest.content == it.server.answer.decode()
+
+
+@pytest.mark.parametrize(("fault", "kept"), [("long-park", 180), ("early-park", 180)])
+async def test_a_park_by_the_server_of_any_length_is_no_stall_before_or_after_the_first_token(
+    tmp_path: Path, autojump_clock: MockClock, fault: str, kept: int
+) -> None:
+    async with stage(tmp_path, method="server", first_token_s=200) as it:
+        it.server.legs = {0: fault}
+        guest = it.invite(chat())
+        await settle(it)
+        guest.check_ended_once()
+        assert guest.errors == []
+        assert guest.content == it.server.answer.decode()
+        told = [one for one in guest.comments if one != b": preempt-keepalive"]
+        assert told == [b": preempt-paused", b": preempt-resumed"]
+        assert guest.comments.count(b": preempt-keepalive") > kept
+        assert it.house.totals.parks == it.house.totals.resumes == 1
+
+
+async def test_silence_after_the_server_has_resumed_is_a_stall_at_its_deadline(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, method="server") as it:
+        it.server.legs = {0: "dead-park"}
+        guest = it.invite(chat())
+        spent_s = await ends(it, guest)
+        await settle(it)
+        assert len(stalls(guest)) == 1
+        assert 119 <= spent_s < 125
+
+
+async def test_a_recompute_of_the_servers_is_told_behind_its_resume_and_counted(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, method="server") as it:
+        it.server.legs = {0: "recompute"}
+        guest = it.invite(chat())
+        await settle(it)
+        told = [one for one in guest.comments if one != b": preempt-keepalive"]
+        assert told == [b": preempt-paused", b": preempt-resumed", b": preempt-recomputed"]
+        assert it.house.totals.recomputes == 1
+        assert it.server.begun == 1, "one upstream request for the whole answer"
+
+
+async def test_a_whole_answer_says_how_often_and_how_long_the_server_had_it_parked(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, method="server") as it:
+        it.server.legs = {0: "long-park", 1: "recompute"}
+        guests: list[Guest] = []
+        for name in ("one", "two"):
+            guests.append(it.invite(chat(name, stream=False)))
+            await settle(it)
+        parked, again = (msgspec.json.decode(guest.body)["usage"]["kvalet"] for guest in guests)
+        assert (parked["parks"], parked["resumes"], parked["recomputes"]) == (1, 1, 0)
+        assert 420 <= parked["parked_s"] <= 424
+        assert (again["parks"], again["resumes"], again["recomputes"]) == (1, 1, 1)

@@ -90,7 +90,7 @@ class Laws:
             self._note(event)
         totals = house.totals
         live = sum(lease.request in self.granted for lease in house.leases.values())
-        parked = len(house.parked)
+        parked = len(house.parked) + sum(lease.away for lease in house.leases.values())
         assert self.grants == totals.grants == self.returned + live
         assert totals.parks == totals.resumes + parked + totals.ended_parked
         assert self.recomputes <= self.parks

@@ -60,7 +60,7 @@ def test_the_default_budget_of_a_build_is_read_from_its_own_help() -> None:
 def test_lch_11_the_budget_is_read_in_the_servers_own_order() -> None:
     def budget(*argv: str, env: str | None = None) -> int | None:
         found = named_budget(argv, {} if env is None else {BUDGET_VARIABLE: env})
-        return found and found.mib
+        return None if found is None else found.mib
 
     assert budget() is None
     assert budget(env="0") == 0

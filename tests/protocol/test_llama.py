@@ -144,3 +144,23 @@ def test_no_cut_of_an_answer_passes_for_a_whole_one(decode: Callable[[bytes], ob
 )
 def test_an_error_always_says_something(body: bytes, report: ErrorReport) -> None:
     assert llama.decode_error(body) == report
+
+
+@pytest.mark.parametrize(
+    ("said", "exact"),
+    [("", None), (',"exact_concurrency":true', True), (',"exact_concurrency":false', False)]
+    + [(f',"exact_concurrency":{odd}', False) for odd in ('"on"', "1", "{}")],
+)
+def test_the_mere_presence_of_the_exact_key_tells_a_build_that_gives_notices(
+    said: str, exact: bool | None
+) -> None:
+    props = llama.decode_props(f'{{"total_slots":4{said}}}'.encode())
+    assert (props.slots, props.exact) == (4, exact)
+
+
+def test_a_parked_slot_occupies_nothing_and_one_that_is_being_copied_all_it_has() -> None:
+    body = b"""[{"id":0,"n_prompt_tokens":9},
+        {"id":1,"n_prompt_tokens":9,"is_processing":true,"is_preempted":true},
+        {"id":2,"n_prompt_tokens":9,"is_preempted":false,"is_transferring":true},
+        {"id":3,"n_prompt_tokens":9,"is_preempted":true,"is_transferring":true}]"""
+    assert [slot.resident for slot in llama.decode_slots(body)] == [9, 0, 9, 9]

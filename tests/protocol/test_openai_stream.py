@@ -127,3 +127,25 @@ def test_a_kept_tail_judges_like_the_whole_text(stops: list[str], pieces: list[s
         tail = stop_tail.keep(tail, piece)
     assert stop_tail.unsettled(tail) == stop_tail.unsettled("".join(pieces))
     assert len(tail) <= stop_tail.width
+
+
+@pytest.mark.parametrize(
+    ("said", "record"),
+    [
+        ('{"parks":3,"recomputes":1}', (3, 1)),
+        ('{"parks":0,"recomputes":0}', (0, 0)),
+        ('{"parks":2}', (2, None)),
+        ('{"parks":-1,"recomputes":"1"}', (None, None)),
+        ('{"parks":true,"recomputes":1.5}', (None, None)),
+        ("[1,2]", None),
+        ("7", None),
+        ("null", None),
+    ],
+)
+def test_the_servers_own_park_counts_are_read_and_odd_ones_break_nothing(
+    said: str, record: tuple[int | None, int | None] | None
+) -> None:
+    chunk = read_chunk(f'{{"choices":[],"preempt":{said}}}'.encode())
+    found = chunk.record and (chunk.record.parks, chunk.record.recomputes)
+    assert found == record
+    assert read_chunk(b'{"choices":[]}').record is None
