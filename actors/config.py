@@ -29,7 +29,10 @@ MODE_ALIASES = {"studio": "proxy"}
 ENV_PREFIX = "KVALET_"
 # Variables of ours that are no settings of this table.
 ENV_OTHER = frozenset(
-    {"KVALET_CONFIG", "KVALET_UPSTREAM_KEY", "KVALET_PREEMPT_MODE", "KVALET_HOME"}
+    {
+        *("KVALET_CONFIG", "KVALET_UPSTREAM_KEY", "KVALET_PREEMPT_MODE", "KVALET_HOME"),
+        "KVALET_OFFLINE",
+    }
 )
 
 

@@ -15,6 +15,7 @@ from kvalet.actors.decisions.plan.speculation import drafter_of, emits_draft_mod
 from kvalet.actors.facts import ModelFile, read_gguf
 from kvalet.actors.facts_gpu import GpuSample, read_gpus
 from kvalet.actors.facts_host import read_host
+from kvalet.actors.windows import find_hint
 from kvalet.protocol.errors import EnvironmentFault
 
 
@@ -46,6 +47,7 @@ def plan_launch(
 ) -> Plan:
     """Plan a launch of ``model`` with llama-server's arguments ``argv``.
 
+    Blocks: where no file says which layers have a window, a library or a hub may be asked.
     Raises EnvironmentFault for a model, drafter or projector that cannot be read, ConfigFault
     where the server would refuse to start.
     """
@@ -79,7 +81,7 @@ def plan_launch(
 
 
 def _model(file: ModelFile) -> Model:
-    return Model(shape=file.shape, weights=file.weights)
+    return Model(shape=file.shape, weights=file.weights, hint=find_hint(file.shape))
 
 
 def _size(path: Path) -> int:

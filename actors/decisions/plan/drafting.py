@@ -38,8 +38,8 @@ def draft_context(
 ) -> ContextBytes | None:
     """The draft context of this launch; None when nothing drafts with a cache of its own.
 
-    ``drafter`` is the separate model that the launch names. Raises ConfigFault where the server
-    would refuse to start.
+    ``drafter`` is the separate model that the launch names, and ``hint`` the one of the model
+    that drafts. Raises ConfigFault where the server would refuse to start.
     """
     if drafter is not None:
         return _separate(drafter, flags, target, hint)

@@ -330,7 +330,7 @@ def _finished(
     """The plan of ``choice`` on ``gpus``, with everything that is doubtful about it."""
     priced = pricing.on(choice.ctx, gpus)
     terms = [term for term in priced.terms if term.name != "runtime" and not term.known]
-    doubts = _doubts(asked, resolved, gpus, split)
+    doubts = [*_doubts(asked, resolved, gpus, split), *_guessed(priced)]
     told = [*warnings, *doubts]
     if not asked.offer.model.shape.complete:
         told.append(("header-cut", "the header is cut short: what it holds was used"))
@@ -379,3 +379,10 @@ def _doubts(
     if split == "tensor":
         doubts.append(("tensor-split", "no tensor split was measured: shares are closed forms"))
     return doubts
+
+
+def _guessed(priced: Price) -> list[tuple[str, str]]:
+    drafts = () if priced.draft is None else (priced.draft,)
+    if all(one.layers.tier != "estimate" for one in (priced.context, *drafts)):
+        return []
+    return [("windows-estimated", "nothing says which layers have a window: a quarter has none")]

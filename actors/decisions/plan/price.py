@@ -27,10 +27,14 @@ STAGED_FROM: Final = 32
 
 @frozen(kw_only=True)
 class Model:
-    """A model to be loaded: its shape, and what its tensors weigh."""
+    """A model to be loaded: its shape, and what its tensors weigh.
+
+    ``hint`` is what was found outside of its file about its windows.
+    """
 
     shape: ModelShape
     weights: Weights
+    hint: Hint | None = None
 
 
 @frozen(kw_only=True)
@@ -46,7 +50,6 @@ class Offer:
     drafter_unsized: bool = False
     projector: int = 0
     rules: Rules = "b11434"
-    hint: Hint | None = None
 
 
 @frozen(kw_only=True)
@@ -93,9 +96,10 @@ def price(offer: Offer, flags: ServerFlags, devices: Sequence[Device] = ()) -> P
     """Price ``flags`` on ``devices``, in their order. Raises ConfigFault where the server would
     refuse to start."""
     shape = offer.model.shape
-    target = context_bytes(shape, flags, rules=offer.rules, hint=offer.hint)
+    target = context_bytes(shape, flags, rules=offer.rules, hint=offer.model.hint)
     drafter = offer.drafter.shape if offer.drafter is not None else None
-    draft = draft_context(shape, flags, target.sizes, drafter, hint=offer.hint)
+    drafts = offer.model if offer.drafter is None else offer.drafter
+    draft = draft_context(shape, flags, target.sizes, drafter, hint=drafts.hint)
     placement = _placement(shape, flags, devices)
     compute = compute_bytes(
         shape, target, flags, cache_types(flags), placement, staged=_staged(offer, flags, placement)

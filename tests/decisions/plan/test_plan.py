@@ -278,3 +278,14 @@ def test_a_tensor_split_counts_its_drafter_or_is_given_up() -> None:
     assert (alone.split, small.split, large.split) == ("tensor", "tensor", "layer")
     assert (small.flags.ctx or 0) < (alone.flags.ctx or 0)
     assert "tensor-downgraded" in codes(large)
+
+
+def test_windows_that_nobody_explains_are_a_doubt_that_is_named() -> None:
+    shape = shape_of({**METADATA, "llama.attention.sliding_window": 1024})
+    odd = evolve(shape, arch="no-such-architecture")
+    plan = make_plan(evolve(ASKED, offer=Offer(model=Model(shape=odd, weights=WEIGHTS))))
+
+    assert plan.price.context.layers.tier == "estimate"
+    assert not plan.certain
+    assert "windows-estimated" in codes(plan)
+    assert "windows-estimated" not in codes(make_plan(ASKED))
