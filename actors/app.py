@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 import attrs
 import trio
@@ -20,8 +21,10 @@ from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
 from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.config import DEFAULT_PARALLEL, Config, unstructure
+from kvalet.actors.decisions.parker import Mode
 from kvalet.actors.decisions.plan.devices import budget_of
 from kvalet.actors.decisions.refusal import STOPPING
+from kvalet.actors.decisions.state import HANDED_OVER
 from kvalet.actors.facts_host import read_memory_available
 from kvalet.actors.front import Front, FrontConfig, Gate
 from kvalet.actors.http import serve_http
@@ -142,13 +145,9 @@ def check(config: Config) -> None:
 def shortfalls(config: Config) -> tuple[tuple[str, str], ...]:
     """What was asked for and cannot be had, as (code, message) for the status."""
     found: list[tuple[str, str]] = []
-    if config.mode == "server":
-        found.append(
-            (
-                "mode_unavailable",
-                "mode server is not driven by this version; kvalet parks by itself",
-            )
-        )
+    if config.attach and config.mode == "server":
+        told = "whether a server that runs already parks chats cannot be told: kvalet parks them"
+        found.append(("mode_unavailable", told))
     if config.exact == "auto":
         found.append(("exact_unavailable", "exact concurrency needs a server that parks by itself"))
     return tuple(found)
@@ -224,6 +223,7 @@ async def start_server(
         server_bin=config.server_bin,
         ctx=config.ctx,
         parallel=config.parallel or DEFAULT_PARALLEL,
+        mode=cast(Mode, config.mode),
         preempt=config.preempt,
         extra_args=config.server_args,
         state_dir=config.state_dir,
@@ -238,6 +238,8 @@ async def open_pool(
 ) -> None:
     """Settle the park method; the pool opens when the ledger has heard of it."""
     wanted = config.park_method if config.preempt else "recompute"
+    if ledger.house.server.parks:
+        wanted = HANDED_OVER
     ledger.tell(await probe.choose_method(upstream, server.generation, wanted))
     await ledger.wait_for(lambda house: house.ready or house.server.state == "failed")
 

@@ -17,6 +17,16 @@ from kvalet.actors.decisions.launch import (
     child_environment,
     round_cells,
 )
+from kvalet.actors.decisions.parker import (
+    Mode,
+    ParkerDecision,
+    ParkerWish,
+    affordable,
+    budgeted,
+    decide_parker,
+    parking_need,
+    server_parks,
+)
 from kvalet.actors.decisions.plan.concede import (
     TOLD,
     Conceded,
@@ -24,7 +34,7 @@ from kvalet.actors.decisions.plan.concede import (
     conceded,
     next_concession,
 )
-from kvalet.actors.decisions.plan.devices import DEFAULT, Budget
+from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget
 from kvalet.actors.decisions.plan.extras import layer_extras, split_mode_of, tensor_extras
 from kvalet.actors.decisions.plan.fit import HOST_CTX
 from kvalet.actors.decisions.plan.flags import resolve_flags
@@ -49,6 +59,7 @@ class LaunchConfig:
     server_bin: Path | None = None
     ctx: int | None = None
     parallel: int = 4
+    mode: Mode = "auto"
     preempt: bool = True
     extra_args: tuple[str, ...] = ()
     state_dir: Path
@@ -81,6 +92,11 @@ class Blueprint:
         if self.request.cells is not None:
             return round_cells(self.request.cells)
         return round_cells(self.plan.price.context.sizes.ctx if self.plan else HOST_CTX)
+
+    @property
+    def parks(self) -> bool:
+        """Whether this very launch makes the server park chats by itself."""
+        return server_parks(self.argv(_NO_PORT).argv[1:], self.inherited, self.capabilities)
 
     def argv(self, port: int) -> LaunchArgv:
         """The command line on ``port``, and every warning about it."""
@@ -127,6 +143,17 @@ def draw(
     Raises ConfigFault or EnvironmentFault as ``build_argv`` does.
     """
     wish = conceded(config.extra_args, env, given, known=capabilities.flags)
+    parker = decide_parker(
+        ParkerWish(
+            mode=config.mode,
+            preempt=config.preempt,
+            slots=config.parallel,
+            extra_args=wish.extra_args,
+        ),
+        capabilities,
+        env,
+    )
+    wish = evolve(wish, extra_args=parker.extra_args, forced={**wish.forced, **parker.forced})
     request = LaunchRequest(
         program=str(binary.path),
         model=str(config.model),
@@ -134,51 +161,80 @@ def draw(
         cells=config.ctx,
         slots=config.parallel,
         slot_directory=str(slot_directory),
-        preempt=config.preempt,
+        preempt=parker.parker == "kvalet",
         extra_args=wish.extra_args,
     )
-    told = tuple((one, TOLD[one]) for one in given)
     inherited = child_variables(env, LaunchDecision(forced=wish.forced))
     argv = build_argv(request, capabilities).argv[1:]
+    machine = Machine()
+    # What a server parks it budgets by itself.
+    parking = config.parking if request.preempt else 0
     try:
-        plan = _plan(config, binary, capabilities, inherited, argv)
+        machine, listed = _machine(config, binary, inherited)
+        plan = _plan(config, machine, listed, capabilities, inherited, argv, parking)
     except KvaletError as fault:
+        parker = _with_budget(parker, None, config, machine)
+        unplanned = ("no-plan", f"memory is not planned: {fault}")
         return Blueprint(
-            request=evolve(request, cells=config.ctx or HOST_CTX),
+            request=evolve(request, cells=config.ctx or HOST_CTX, planned=parker.added),
             capabilities=capabilities,
             decision=LaunchDecision(extra_args=wish.extra_args, forced=wish.forced),
             inherited=inherited,
             plan=None,
             given=given,
-            warnings=(*told, ("no-plan", f"memory is not planned: {fault}")),
+            warnings=(*_told(given), *parker.warnings, unplanned),
         )
     if "own-fitting" in given:
         plan = _unpinned(plan)
-    return _follow(plan, request, capabilities, inherited, wish, given, told)
+    parker = _with_budget(parker, plan, config, machine)
+    return _follow(plan, parker, request, capabilities, inherited, wish, given)
+
+
+def _told(given: Sequence[Concession]) -> tuple[tuple[str, str], ...]:
+    return tuple((one, TOLD[one]) for one in given)
+
+
+def _with_budget(
+    parker: ParkerDecision, plan: Plan | None, config: LaunchConfig, machine: Machine
+) -> ParkerDecision:
+    """Memory for all parks at once, or what the host can spare: the rest is computed again."""
+    if plan is None:
+        spare = machine.host
+        return budgeted(parker, None if spare is None else affordable(spare // MIB, spare))
+    kept = plan.price.context.bytes
+    draft = 0 if plan.price.draft is None else plan.price.draft.bytes
+    spare = None if machine.host is None else max(0, machine.host - plan.price.on("CPU"))
+    return budgeted(parker, affordable(parking_need(kept, draft, config.parallel), spare))
+
+
+def _machine(
+    config: LaunchConfig, binary: ServerBinary, env: Mapping[str, str]
+) -> tuple[Machine, frozenset[str]]:
+    """What this launch can use, and the names of the cards that its build lists."""
+    machine = config.machine or read_machine(env)
+    if config.machine is not None or not machine.gpus:
+        return machine, frozenset(device_name(gpu.index) for gpu in machine.gpus)
+    listed = list_devices(binary, env)
+    # A build for the CPU alone has no use for cards.
+    return (machine if listed else evolve(machine, gpus=())), listed
 
 
 def _plan(
     config: LaunchConfig,
-    binary: ServerBinary,
+    machine: Machine,
+    listed: frozenset[str],
     capabilities: Capabilities,
     env: Mapping[str, str],
     argv: Sequence[str],
+    parking: int,
 ) -> Plan:
-    machine = config.machine or read_machine(env)
-    if config.machine is None and machine.gpus:
-        listed = list_devices(binary, env)
-        if not listed:
-            # A build for the CPU alone has no use for them.
-            machine = evolve(machine, gpus=())
-    else:
-        listed = frozenset(device_name(gpu.index) for gpu in machine.gpus)
     plan = plan_launch(
         config.model,
         argv,
         env,
         machine,
         build=capabilities.build,
-        parking=config.parking,
+        parking=parking,
         choose_ctx=config.ctx is None,
         budget=config.budget,
     )
@@ -194,12 +250,12 @@ def _unpinned(plan: Plan) -> Plan:
 
 def _follow(
     plan: Plan,
+    parker: ParkerDecision,
     request: LaunchRequest,
     capabilities: Capabilities,
     env: Mapping[str, str],
     wish: Conceded,
     given: tuple[Concession, ...],
-    told: tuple[tuple[str, str], ...],
 ) -> Blueprint:
     """The launch as ``plan`` has it, the user's own arguments still last where they agree."""
     extra_args = wish.extra_args
@@ -218,14 +274,20 @@ def _follow(
     )
     return Blueprint(
         request=evolve(
-            request, planned=_understood(plan.added, capabilities), extra_args=extra_args
+            request,
+            planned=(*parker.added, *_understood(plan.added, capabilities)),
+            extra_args=extra_args,
         ),
         capabilities=capabilities,
         decision=decision,
         inherited=child_variables(env, decision),
         plan=plan,
         given=given,
-        warnings=(*told, *(one for one in plan.warnings if one[0] in TOLD_OF_PLAN)),
+        warnings=(
+            *_told(given),
+            *parker.warnings,
+            *(one for one in plan.warnings if one[0] in TOLD_OF_PLAN),
+        ),
     )
 
 

@@ -19,8 +19,9 @@ from kvalet.actors.http_exchange import Exchange, Request
 from kvalet.actors.journal import READ_BYTES
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.prefixes import Prefixes
-from kvalet.actors.relay import Relay, Wires
+from kvalet.actors.relay import Relay
 from kvalet.actors.upstream import UpstreamClient
+from kvalet.actors.wires import Wires
 from kvalet.protocol import notices
 from kvalet.protocol.errors import ClientFault, ServerFault
 from kvalet.protocol.journal import Reader

@@ -305,6 +305,7 @@ async def _wants_key(client: httpx.AsyncClient) -> bool:
 def _ready_seen(
     launch: _Launch, blueprint: Blueprint, props: Props, url: str, pid: int
 ) -> ReadySeen:
+    parks = blueprint.parks
     return ReadySeen(
         generation=launch.generation,
         url=url,
@@ -312,7 +313,9 @@ def _ready_seen(
         model=props.model or launch.config.model.stem,
         cells=blueprint.cells,
         slots=launch.config.parallel,
-        # A step of all slots takes one cell each.
-        headroom=Cells(launch.config.parallel),
+        # A step of all slots takes one cell each. A server that parks keeps its own margin.
+        headroom=Cells(0 if parks else launch.config.parallel),
         pid=pid,
+        parks=parks,
+        notices=props.exact is not None,
     )

@@ -24,19 +24,22 @@ async def run(
 ) -> None:
     """Read ``/slots`` every ``interval_s`` while anything runs; report readings that changed."""
     log = structlog.get_logger(__name__)
-    last: tuple[tuple[SlotId, Cells, bool], ...] = ()
+    last = PressureRead(slots=())
     while True:
         await trio.sleep(interval_s)
-        if not is_busy() and not any(busy for _, _, busy in last):
+        if not is_busy() and not any(busy for _, _, busy in last.slots):
             continue
         try:
             states = await upstream.slots()
         except KvaletError as fault:
             log.warning("no reading of the slots", why=str(fault))
             continue
-        reading = tuple(
-            (SlotId(state.id), Cells(state.resident), state.is_processing) for state in states
+        reading = PressureRead(
+            slots=tuple(
+                (SlotId(state.id), Cells(state.resident), state.is_processing) for state in states
+            ),
+            parked=tuple(SlotId(state.id) for state in states if state.is_parked),
         )
         if reading != last:
             last = reading
-            tell(PressureRead(slots=reading))
+            tell(reading)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvalet.actors.decisions.state import HANDED_OVER
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol import llama
 from kvalet.protocol.commands import ProbeSeen
@@ -18,11 +19,14 @@ FILE = "probe.kv"
 async def choose_method(upstream: UpstreamClient, generation: int, wanted: str) -> ProbeSeen:
     """Save, erase, restore and continue a short text in slot 0; compare what was reused.
 
-    ``wanted`` is auto, save or recompute. Never fails: a server that cannot save, or that
-    computes restored cells again, is one whose chats are parked by recompute.
+    ``wanted`` is auto, save, recompute, or ``HANDED_OVER`` to a server that parks. Never fails:
+    a server that cannot save, or that computes restored cells again, is one whose chats are
+    parked by recompute.
     """
     if wanted == "recompute":
         return ProbeSeen(generation=generation, method="recompute", detail="as configured")
+    if wanted == HANDED_OVER:
+        return ProbeSeen(generation=generation, method=wanted, detail="the server parks chats")
     slot = SlotId(0)
     try:
         first = await _complete(upstream, slot, [])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import attrs
 import httpx
 import trio
 
@@ -19,10 +18,9 @@ from kvalet.actors.decisions.away import Away, Heard
 from kvalet.actors.decisions.evolve_lease import FINISHED_REASONS
 from kvalet.actors.decisions.refusal import ending, reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
-from kvalet.actors.ledger import Ledger, Mailbox
+from kvalet.actors.ledger import Mailbox
 from kvalet.actors.parking import Berth
-from kvalet.actors.prefixes import Prefixes
-from kvalet.actors.upstream import UpstreamClient
+from kvalet.actors.wires import Wires
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol import llama, notices, openai
@@ -35,19 +33,6 @@ PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/compl
 PING = b":\n\n"
 PING_AFTER_S = 10.0
 """A stream silent for so long (a long prefill) gets a bare ping of ours."""
-
-
-@attrs.frozen
-class Wires:
-    """What every relay shares."""
-
-    ledger: Ledger
-    upstream: UpstreamClient
-    keepalive_s: float
-    first_token_s: float
-    stall_s: float
-    prefixes: Prefixes
-    park_every: int
 
 
 class Relay:
@@ -169,6 +154,10 @@ class Relay:
         if isinstance(event, e.LeaseRecomputed):
             self._usage = count(self._usage, recomputes=1)
             await self._client.comment(notices.PREEMPT_RECOMPUTED)
+        elif isinstance(event, e.ParkSeen):
+            told = self._away.see(event.away, trio.current_time())
+            if told:
+                await self._client.comment(told)
 
     def _enter(self, phase: str) -> None:
         now = trio.current_time()

@@ -17,6 +17,7 @@ RequestEvent = (
     | e.LeaseQueued
     | e.LeaseRefused
     | e.NoticeTaken
+    | e.ParkSeen
     | e.StreamStalled
 )
 GrowthEvent = e.LeaseGranted | e.LeaseExtended | e.PoolPressed | e.LeaseEnded | e.LeaseReleased
@@ -42,6 +43,7 @@ def _say(event: e.AnyEvent) -> str:
             | e.LeaseQueued()
             | e.LeaseRefused()
             | e.NoticeTaken()
+            | e.ParkSeen()
             | e.StreamStalled()
         ):
             return _request(event)
@@ -93,6 +95,8 @@ def _request(event: RequestEvent) -> str:
             return f"{event.request} is refused, {event.code}{size}"
         case e.NoticeTaken():
             return f"{event.request} heard its server say {event.notice}"
+        case e.ParkSeen():
+            return f"{event.request} is seen {'parked by its server' if event.away else 'back'}"
         case e.StreamStalled():
             return (
                 f"{event.request} stalled: silent for {event.silent_s:.0f} s ({event.phase}), "

@@ -43,7 +43,7 @@ MEANINGS = {
     "port": "port to listen on; 0 picks a free one",
     "parallel": "slots: chats that can be in the cache at once",
     "ctx": "cells of the pool that all slots share, in steps of 256; default: what fits the cards",
-    "mode": "who parks; this version parks itself, and its status warns when `server` is wanted",
+    "mode": "who parks: `proxy` kvalet, `server` the server, `auto` the server if it can",
     "preempt": "whether chats are parked at all; without it each is charged for its whole answer",
     "exact": "exact concurrency; this version warns at `auto` and refuses `on`",
     "api_key_file": "accepted keys, one a line, `#` starts a comment; none means no key is asked",

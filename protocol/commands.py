@@ -154,9 +154,11 @@ class NoticeHeard(_Command, frozen=True, kw_only=True, tag="notice-heard"):
 
 
 class PressureRead(_Command, frozen=True, kw_only=True, tag="pressure-read"):
-    """One reading of ``/slots``: (slot, resident cells, busy) for every slot."""
+    """One reading of ``/slots``: (slot, resident cells, busy) for every slot, and those that the
+    server holds ``parked``."""
 
     slots: tuple[tuple[SlotId, Cells, bool], ...]
+    parked: tuple[SlotId, ...] = ()
 
 
 class LaunchPlanned(_Command, frozen=True, kw_only=True, tag="launch-planned"):

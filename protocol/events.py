@@ -199,6 +199,13 @@ class NoticeTaken(_Event, frozen=True, kw_only=True, tag="notice.heard"):
     away: bool = False
 
 
+class ParkSeen(_Event, frozen=True, kw_only=True, tag="lease.seen_parked"):
+    """A server that says nothing in its streams was read to have this chat parked, or back."""
+
+    request: RequestId
+    away: bool
+
+
 class StreamStalled(_Event, frozen=True, kw_only=True, tag="stream.stalled"):
     """Silence with no park to excuse it."""
 
@@ -302,6 +309,7 @@ AnyEvent = (
     | LeaseReleased
     | SlotCleared
     | NoticeTaken
+    | ParkSeen
     | StreamStalled
     | PoolRead
     | MethodDemoted

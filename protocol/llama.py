@@ -67,10 +67,14 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     is_transferring: bool = False
 
     @property
+    def is_parked(self) -> bool:
+        """Whether it is busy and holds no cells."""
+        return self.is_preempted and not self.is_transferring
+
+    @property
     def resident(self) -> int:
         """Cells of the pool that it occupies."""
-        parked = self.is_preempted and not self.is_transferring
-        return 0 if parked else self.n_prompt_tokens
+        return 0 if self.is_parked else self.n_prompt_tokens
 
 
 class SlotAction(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ GROUPS = {
         "LOG": range(1, 14),
         "NOT": range(1, 18),
         "API": range(1, 13),
+        "LCH": range(1, 33),
     },
     "docs/requirements-plan.md": {"LCH": range(33, 55), "PLN": range(1, 66)},
 }

@@ -57,6 +57,13 @@ class Away:
         odd = self._state.datum()
         return Heard(self._turned(was, now), odd) if odd else NOTHING
 
+    def see(self, parked: bool, now: float) -> bytes:
+        """Take in what a reading of the slots says, on a build that is silent about its parks.
+        Returns the comment for the client; the reading is in the journal already."""
+        if parked == self.parked:
+            return b""
+        return self.hear(Notice.PREEMPTED if parked else Notice.RESUMED, 0, now).comment
+
     def settle(self, record: ParkRecord | None) -> Heard:
         """The server's own count at the end: a recompute that nobody announced is told now."""
         counted = (record.recomputes if record else None) or 0

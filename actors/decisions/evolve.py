@@ -48,6 +48,7 @@ RULES: dict[type[e.AnyEvent], Rule] = {
     e.LeaseResumed: lease.resumed,
     e.MethodDemoted: server.demoted,
     e.NoticeTaken: evolve_notice.noticed,
+    e.ParkSeen: evolve_notice.seen,
     e.PoolPressed: lease.pressed,
     e.PoolRead: server.pool_read,
     e.PromptMeasured: lease.measured,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from kvalet.actors.decisions.capabilities import Capabilities
 from kvalet.actors.decisions.plan.devices import MIB
@@ -32,22 +32,21 @@ class NamedBudget:
 
 @frozen(kw_only=True)
 class ParkerWish:
-    """What was asked for. ``budget_mib`` is what all parks may need (``parking_need``); None
-    when the pool cannot be sized."""
+    """What was asked for."""
 
     mode: Mode = "auto"
     preempt: bool = True
     slots: int
     unified: bool = True
     extra_args: tuple[str, ...] = ()
-    budget_mib: int | None = None
 
 
 @frozen(kw_only=True)
 class ParkerDecision:
     """Who parks, and what the launch needs for it.
 
-    ``added`` stands before the user's ``extra_args``; ``forced`` are variables to set.
+    ``added`` stands before the user's ``extra_args``; ``forced`` are variables to set. A server
+    that is to park and was given no budget is ``unbudgeted``: see ``budgeted``.
     """
 
     parker: Parker
@@ -55,6 +54,7 @@ class ParkerDecision:
     added: tuple[str, ...] = ()
     forced: Mapping[str, str | None] = field(factory=dict[str, "str | None"])
     warnings: tuple[tuple[str, str], ...] = ()
+    unbudgeted: bool = False
 
 
 def named_budget(argv: Sequence[str], env: Mapping[str, str]) -> NamedBudget | None:
@@ -95,13 +95,24 @@ def decide_parker(wish: ParkerWish, caps: Capabilities, env: Mapping[str, str]) 
     named = named_budget(wish.extra_args, env)
     reason = _why_not(wish, caps, named)
     if reason is None:
-        return _handed_over(wish, named)
+        return ParkerDecision(parker="server", extra_args=wish.extra_args, unbudgeted=named is None)
     if wish.mode == "server":
         told = f"the server cannot park chats, so kvalet does: {reason}"
         return ParkerDecision(
             parker="kvalet", extra_args=wish.extra_args, warnings=(("server-cannot-park", told),)
         )
     return asis
+
+
+def budgeted(decision: ParkerDecision, mib: int | None) -> ParkerDecision:
+    """The decision with a budget of ``mib`` where it lacks one; None: it cannot be sized, and
+    neither a guess nor an unlimited budget takes its place."""
+    if not decision.unbudgeted:
+        return decision
+    if mib is not None:
+        return evolve(decision, added=(BUDGET_FLAG, str(mib)), unbudgeted=False)
+    told = "the pool cannot be sized before launch, so no budget for parked chats is named"
+    return evolve(decision, warnings=(*decision.warnings, ("no-park-budget", told)))
 
 
 def server_parks(argv: Sequence[str], env: Mapping[str, str], caps: Capabilities) -> bool:
@@ -131,16 +142,6 @@ def _why_not(wish: ParkerWish, caps: Capabilities, named: NamedBudget | None) ->
     if named is not None and named.mib == 0:
         return f"{named.by} is 0"
     return None
-
-
-def _handed_over(wish: ParkerWish, named: NamedBudget | None) -> ParkerDecision:
-    added = (BUDGET_FLAG, str(wish.budget_mib)) if named is None and wish.budget_mib else ()
-    if named is None and not added:
-        told = "the pool cannot be sized before launch, so no budget for parked chats is named"
-        return ParkerDecision(
-            parker="server", extra_args=wish.extra_args, warnings=(("no-park-budget", told),)
-        )
-    return ParkerDecision(parker="server", extra_args=wish.extra_args, added=added)
 
 
 def _left_alone(wish: ParkerWish, caps: Capabilities, env: Mapping[str, str]) -> ParkerDecision:

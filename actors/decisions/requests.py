@@ -21,6 +21,10 @@ MISSES_MAX = 3
 """Resumes in a row that reused less than half of what was saved, before saving stops."""
 
 
+SILENT_PARK_MAX_S = 1800.0
+"""How long after its deadline a stream may be silent, while its slot is read to be parked."""
+
+
 def arrive(step: Step, command: c.Arrive) -> None:
     """A request comes in; on a dead server it is refused at once."""
     house = step.house
@@ -219,9 +223,12 @@ def judge_silence(step: Step, command: c.SilenceSeen) -> None:
     lease = house.leases.get(command.request)
     if lease is None or lease.state != RUNNING:
         return
-    settings = house.settings
-    first = command.phase == "first-token"
-    if command.silent_s >= (settings.first_token_s if first else settings.stall_s):
+    settings, server = house.settings, house.server
+    limit = settings.first_token_s if command.phase == "first-token" else settings.stall_s
+    if lease.away and server.parks and not server.notices:
+        # Its park is seen, but nothing will say that it lasts.
+        limit += SILENT_PARK_MAX_S
+    if command.silent_s >= limit:
         step.emit(
             e.StreamStalled(request=lease.request, phase=command.phase, silent_s=command.silent_s)
         )

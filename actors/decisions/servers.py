@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvalet.actors.decisions import requests
+from kvalet.actors.decisions.state import RUNNING
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
@@ -139,3 +140,13 @@ def read_pressure(step: Step, command: c.PressureRead) -> None:
     busy = sum(1 for _, _, working in command.slots if working)
     if resident != step.house.resident_read:
         step.emit(e.PoolRead(resident=resident, busy=busy))
+    if step.house.server.parks and not step.house.server.notices:
+        _see_parks(step, command)
+
+
+def _see_parks(step: Step, command: c.PressureRead) -> None:
+    """A build that parks in silence is read slot by slot: nobody's park excuses another."""
+    for lease in list(step.house.leases.values()):
+        away = any(slot in command.parked for slot in lease.slots)
+        if lease.state == RUNNING and away != lease.away:
+            step.emit(e.ParkSeen(request=lease.request, away=away))

@@ -10,7 +10,7 @@ import trio
 HOURS_S = 50_000.0
 HARMLESS = (
     *("pings", "notices", "silence", "no-timings", "slow-prefill", "pause"),
-    *("long-park", "early-park", "recompute", "dead-park"),
+    *("long-park", "early-park", "recompute", "dead-park", "silent-park"),
 )
 """What leaves the stream whole, if it comes back at all."""
 
@@ -44,6 +44,8 @@ async def misbehave(fault: str) -> AsyncIterator[bytes]:
             yield b": preempted\n\n"
             await trio.sleep(3)
             yield b": resumed\n\n: recomputed\n\n"
+        case "silent-park":
+            await trio.sleep(1500)
         case "dead-park":
             yield b": preempted\n\n: resumed\n\n"
             await trio.sleep(HOURS_S)

@@ -12,7 +12,7 @@ from kvalet.actors.binaries import ServerBinary
 from kvalet.actors.blueprint import Blueprint, LaunchConfig, draw
 from kvalet.actors.decisions.capabilities import Capabilities, parse_help
 from kvalet.actors.decisions.plan.concede import Concession
-from kvalet.actors.decisions.plan.devices import GIB, Gpu, budget_of
+from kvalet.actors.decisions.plan.devices import GIB, MIB, Gpu, budget_of
 from kvalet.actors.decisions.plan.fit import HOST_CTX
 from kvalet.actors.planner import Machine
 
@@ -175,3 +175,66 @@ def test_lch_44_what_cannot_be_planned_is_launched_all_the_same(tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["memory", "model", "silent"])
 def test_a_launch_with_nothing_to_give_up_ends(kind: str) -> None:
     assert drawn().after(kind) is None
+
+
+PARKING: Final = Capabilities(flags=KNOWN.flags | {"--preempt-ram"}, build=KNOWN.build)
+
+
+def test_lch_06_a_build_that_parks_is_given_a_budget_and_none_of_our_own_ways_to_park() -> None:
+    blueprint = drawn(known=PARKING)
+    argv = blueprint.argv(7).argv
+    assert blueprint.plan is not None
+    pool = blueprint.plan.price.context.bytes // MIB
+
+    assert blueprint.parks
+    assert int(after(argv, "--preempt-ram")) == 4 * (pool + 64)
+    assert {"--slot-save-path", "--swa-full", "--cache-ram"}.isdisjoint(argv)
+    assert "--kv-unified" in argv
+
+
+def test_a_budget_never_asks_for_more_than_half_of_what_the_host_has_left() -> None:
+    for host in (18 * GIB, 20 * GIB):
+        blueprint = drawn(known=PARKING, host=host, ctx=8192)
+        assert blueprint.plan is not None
+        left = host - blueprint.plan.price.on("CPU")
+        assert int(after(blueprint.argv(7).argv, "--preempt-ram")) == left // 2 // MIB
+
+
+def test_lch_13_in_mode_proxy_a_build_that_parks_is_told_not_to() -> None:
+    env = {"LLAMA_ARG_PREEMPT_RAM": "4096"}
+    blueprint = drawn("--preempt-ram", "512", known=PARKING, mode="proxy", env=env)
+    argv = blueprint.argv(7).argv
+
+    assert not blueprint.parks
+    assert after(argv, "--preempt-ram") == "0"
+    assert "--slot-save-path" in argv
+    assert blueprint.child_env(env, **SECRET)["LLAMA_ARG_PREEMPT_RAM"] == "0"
+    assert "budget-overridden" in dict(blueprint.argv(7).warnings)
+
+
+def test_lch_05_without_preemption_no_launch_says_anything_of_parking() -> None:
+    for known in (KNOWN, PARKING):
+        blueprint = drawn(known=known, preempt=False)
+        assert not blueprint.parks
+        assert {"--preempt-ram", "--slot-save-path"}.isdisjoint(blueprint.argv(7).argv)
+        assert "LLAMA_ARG_PREEMPT_RAM" not in blueprint.child_env({}, **SECRET)
+
+
+def test_a_stock_build_that_shall_park_leaves_it_to_kvalet_and_says_so() -> None:
+    blueprint = drawn(mode="server")
+
+    assert not blueprint.parks
+    assert "--slot-save-path" in blueprint.argv(7).argv
+    assert "server-cannot-park" in dict(blueprint.argv(7).warnings)
+
+
+def test_lch_07_without_a_plan_a_budget_is_half_of_the_free_memory_or_none(tmp_path: Path) -> None:
+    broken = tmp_path / "m.gguf"
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 64)
+    known = drawn(known=PARKING, model=broken, host=8 * GIB)
+    unknown = drawn(known=PARKING, model=broken, host=None)
+
+    assert int(after(known.argv(7).argv, "--preempt-ram")) == 4096
+    assert "--preempt-ram" not in unknown.argv(7).argv
+    assert not unknown.parks
+    assert "no-park-budget" in dict(unknown.argv(7).warnings)

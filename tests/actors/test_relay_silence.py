@@ -7,10 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
+from kvalet.protocol import commands as c
+from kvalet.protocol.ids import Cells, SlotId
 from tests.actors.scripted import Json
-from tests.actors.stage import Guest, Stage, chat, stage, until
+from tests.actors.stage import Guest, Stage, chat, opening, stage, until
 
 pytestmark = [
     # httpx leaves its generators to the collector when a request is cancelled.
@@ -200,3 +203,29 @@ async def test_a_whole_answer_says_how_often_and_how_long_the_server_had_it_park
         assert (parked["parks"], parked["resumes"], parked["recomputes"]) == (1, 1, 0)
         assert 420 <= parked["parked_s"] <= 424
         assert (again["parks"], again["resumes"], again["recomputes"]) == (1, 1, 1)
+
+
+async def test_on_a_build_that_parks_in_silence_a_slot_read_as_parked_excuses_its_own_stream(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path, ready=False, method="server") as it:
+        ready, probed = opening(400, 3, "server")
+        assert isinstance(ready, c.ReadySeen)
+        it.ledger.decide([replace(ready, parks=True, headroom=Cells(0)), probed])
+        it.server.legs = {0: "silent-park", 1: "silence"}
+        parked = it.invite(chat("one"))
+        await until(lambda: it.server.begun == 1)
+        dead = it.invite(chat("two"))
+        await until(lambda: it.server.begun == 2)
+        busy = tuple((SlotId(slot), Cells(0), True) for slot in range(3))
+        it.ledger.tell(c.PressureRead(slots=busy, parked=(SlotId(0),)))
+        spent_s = await ends(it, dead)
+        assert 119 <= spent_s < 125
+        assert len(stalls(dead)) == 1
+        await settle(it)
+        assert parked.errors == []
+        assert parked.content == it.server.answer.decode()
+        told = [one for one in parked.comments if one != b": preempt-keepalive"]
+        assert told == [b": preempt-paused", b": preempt-resumed"]
+        assert parked.comments.count(b": preempt-keepalive") > 700
+        assert it.house.totals.parks == it.house.totals.resumes == 1

@@ -68,3 +68,12 @@ def test_not_16_surprises_leave_a_consistent_state_and_are_named() -> None:
     assert away.datum(4.0) == Heard()
     usage = away.added_to(KvaletUsage())
     assert (usage.parks, usage.resumes, usage.parked_s) == (1, 1, 2.0)
+
+
+def test_a_park_that_only_a_reading_of_the_slots_tells_is_told_like_any_other() -> None:
+    away = Away()
+    assert away.see(False, 0.0) == b""
+    assert away.see(True, 1.0) == PAUSED
+    assert away.see(True, 2.0) == b""
+    assert away.see(False, 5.0) == RESUMED
+    assert away.parked_s == 4.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvalet.actors.decisions.status import status
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
-from kvalet.protocol.ids import Cells, Nanos
+from kvalet.protocol.ids import Cells, Nanos, SlotId
 from tests.decisions import promises
 from tests.decisions.driver import TICK_NS, Chat, World
 
@@ -134,3 +134,87 @@ def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
     assert [(x.code, x.needed, x.limit) for x in refused] == [
         ("prompt_too_large", Cells(513), Cells(512))
     ]
+
+
+def silent_build() -> World:
+    """A server that parks and says nothing of it in its streams."""
+    world = World(cells=8192, headroom=0)
+    world.tell(c.OpenHouse(settings=world.settings))
+    world.tell(
+        c.ReadySeen(
+            generation=0,
+            url="http://127.0.0.1:1",
+            build="b1",
+            model="m",
+            cells=Cells(8192),
+            slots=4,
+            headroom=Cells(0),
+            parks=True,
+        )
+    )
+    world.tell(c.ProbeSeen(generation=0, method="server"))
+    return world
+
+
+def reading(*parked: SlotId) -> c.PressureRead:
+    slots = tuple((SlotId(slot), Cells(10 * slot), True) for slot in range(4))
+    return c.PressureRead(slots=slots, parked=parked)
+
+
+def silence(world: World, chat: Chat, silent_s: float, phase: str = "decode") -> bool:
+    """Whether so long a silence ends the stream."""
+    command = c.SilenceSeen(request=chat.request, phase=phase, silent_s=silent_s)
+    return any(isinstance(x, e.StreamStalled) for x in world.tell(command))
+
+
+def test_on_a_silent_build_the_slots_tell_who_is_parked_and_who_is_back() -> None:
+    world = silent_build()
+    first, second = world.arrive(100, 50), world.arrive(100, 50)
+
+    world.tell(reading(SlotId(1)))
+    assert [world.house.leases[x.request].away for x in (first, second)] == [False, True]
+    assert world.tell(reading(SlotId(1))) == [], "nothing has changed"
+    world.tell(reading())
+    assert [x.away for x in world.log if isinstance(x, e.ParkSeen)] == [True, False]
+    assert world.house.totals.parks == world.house.totals.resumes == 1
+
+
+def test_not_10_a_silent_park_is_excused_for_half_an_hour_after_its_own_deadline() -> None:
+    world = silent_build()
+    chat = world.arrive(100, 50)
+    world.tell(reading(SlotId(0)))
+
+    for phase, deadline in (("decode", 120.0), ("first-token", 1200.0)):
+        assert not silence(world, chat, deadline, phase)
+        assert not silence(world, chat, deadline + 1799.9, phase)
+        assert silence(world, chat, deadline + 1800.0, phase)
+
+
+def test_not_02_neither_a_neighbours_park_nor_one_that_has_ended_excuses_silence() -> None:
+    world = silent_build()
+    parked, neighbour = world.arrive(100, 50), world.arrive(100, 50)
+    world.tell(reading(SlotId(0)))
+
+    assert silence(world, neighbour, 120.0)
+    assert not silence(world, parked, 120.0)
+    world.tell(reading())
+    assert silence(world, parked, 122.0)
+
+
+def test_not_07_on_a_build_that_gives_notices_readings_excuse_nobody() -> None:
+    world = handed_over()
+    chat = world.arrive(100, 50)
+    notice(world, chat, "preempted", away=True)
+
+    assert world.tell(reading(SlotId(0))) != []
+    assert not any(isinstance(x, e.ParkSeen) for x in world.log)
+    assert silence(world, chat, 120.0), "its keep-alives would have renewed the deadline"
+
+
+def test_pre_01_a_server_that_does_not_park_excuses_nothing() -> None:
+    world = World().open()
+    chat = world.arrive(100, 50)
+    world.tell(reading(SlotId(0)))
+
+    assert not world.house.leases[chat.request].away
+    assert silence(world, chat, 120.0)

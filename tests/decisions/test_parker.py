@@ -15,6 +15,7 @@ from kvalet.actors.decisions.parker import (
     ParkerDecision,
     ParkerWish,
     affordable,
+    budgeted,
     decide_parker,
     named_budget,
     parking_need,
@@ -37,10 +38,15 @@ BASE: Final = ("-np", "4", "--kv-unified")
 
 
 def decided(
-    *extra_args: str, caps: Capabilities = LAST, env: dict[str, str] | None = None, **wish: Any
+    *extra_args: str,
+    caps: Capabilities = LAST,
+    env: dict[str, str] | None = None,
+    budget_mib: int | None = 4352,
+    **wish: Any,
 ) -> ParkerDecision:
-    chosen: dict[str, Any] = {"slots": 4, "budget_mib": 4352, **wish}
-    return decide_parker(ParkerWish(extra_args=extra_args, **chosen), caps, env or {})
+    chosen: dict[str, Any] = {"slots": 4, **wish}
+    decision = decide_parker(ParkerWish(extra_args=extra_args, **chosen), caps, env or {})
+    return budgeted(decision, budget_mib)
 
 
 def spawned(decision: ParkerDecision, env: dict[str, str], caps: Capabilities) -> bool:

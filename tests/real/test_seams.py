@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.clients import PROMPTS, Heard, chat_body, forced, kvalet, listen
+from kvalet.actors.app import Handle
+from tests.real.clients import PROMPTS, Heard, alone, chat_body, forced, kvalet
 
 pytestmark = pytest.mark.real
 
@@ -20,25 +21,25 @@ MORE = 4
 async def test_a_lone_chat_gives_the_same_bytes_whether_parked_or_not(tmp_path: Path) -> None:
     async with kvalet(tmp_path, ctx=512, parallel=2) as server:
         for prompt in PROMPTS:
-            await compare(server.url, prompt, CUTS)
+            await compare(server, prompt, CUTS)
 
 
 async def test_the_same_holds_when_the_server_counts_its_threads_itself(tmp_path: Path) -> None:
     async with kvalet(tmp_path, ctx=512, parallel=2, server_args=()) as server:
         for prompt in PROMPTS:
-            await compare(server.url, prompt, (3, 10))
+            await compare(server, prompt, (3, 10))
 
 
-async def compare(url: str, prompt: str, cuts: tuple[int, ...]) -> None:
+async def compare(server: Handle, prompt: str, cuts: tuple[int, ...]) -> None:
     """Park the chat at each of ``cuts`` and compare it with the one that was never parked.
 
     All start from the same cells: a prompt that is computed as one batch may differ in its last
     bits from one of which all but a token is there already, and near ties then fall otherwise.
     """
-    await listen(url, chat_body(prompt, 1))
-    whole = await listen(url, chat_body(prompt, max(cuts) + MORE))
+    await alone(server, chat_body(prompt, 1))
+    whole = await alone(server, chat_body(prompt, max(cuts) + MORE))
     for cut in cuts:
-        parked = await listen(url, chat_body(prompt, cut + MORE), headers=forced(cut))
+        parked = await alone(server, chat_body(prompt, cut + MORE), headers=forced(cut))
         assert parked.usage["prompt_tokens_details"] == whole.usage["prompt_tokens_details"]
         assert parked.text == whole.text[: len(parked.text)]
         assert len(parked.text) > 0

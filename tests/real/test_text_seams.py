@@ -11,6 +11,7 @@ from tests.real.clients import (
     ONE_THREAD,
     PROMPTS,
     Heard,
+    alone,
     chat_body,
     events_in,
     forced,
@@ -79,12 +80,12 @@ async def test_a_thought_and_its_answer_are_the_same_wherever_the_park_falls(
     flags = ("--jinja", "--chat-template-file", str(template), "--reasoning-format", "deepseek")
     async with kvalet(tmp_path, parallel=2, server_args=(*ONE_THREAD, *flags)) as front:
         body = chat_body(3 * THOUGHT + "Question: what is 3+3?", 20)
-        await listen(front.url, {**body, "max_tokens": 1})
-        whole = await listen(front.url, body)
+        await alone(front, {**body, "max_tokens": 1})
+        whole = await alone(front, body)
         assert whole.reasoning
         assert whole.text.strip()
         for cut in range(1, 16):
-            parked = await listen(front.url, body, headers=forced(cut))
+            parked = await alone(front, body, headers=forced(cut))
             check_same(parked, whole)
         assert front.ledger.house.totals.parks >= 15
 

@@ -14,6 +14,7 @@ import trio
 from kvalet.actors.server import Server
 from tests.real.clients import (
     PROMPTS,
+    alone,
     ask,
     chat_body,
     forced,
@@ -114,9 +115,10 @@ async def test_a_text_completion_is_the_same_parked_or_not_streamed_or_not(
         for prompt in (TEXT, tokens):
             body = text_body(prompt, 40)
             stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
-            await listen(front.url, {**stream, "max_tokens": 1}, TEXT_PATH)
-            plain = await listen(front.url, stream, TEXT_PATH)
-            parked = await listen(front.url, stream, TEXT_PATH, EVERY)
+            await alone(front, {**stream, "max_tokens": 1}, path=TEXT_PATH)
+            plain = await alone(front, stream, path=TEXT_PATH)
+            parked = await alone(front, stream, path=TEXT_PATH, headers=EVERY)
+            await front.ledger.wait_for(lambda house: not house.leases)
             whole = (await ask(front.url, body, TEXT_PATH, EVERY)).json()
             assert plain.text == parked.text == texts(whole)[0]
             assert plain.finish == parked.finish == finishes(whole)[0] == "length"
