@@ -6,6 +6,7 @@ and stored. Among the guests the door closes first, then the relays end, then th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
 from kvalet.actors.binaries import find_model
 from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.config import DEFAULT_PARALLEL, Config, unstructure
+from kvalet.actors.decisions.exact import VARIABLE, wish_of
 from kvalet.actors.decisions.parker import Mode
 from kvalet.actors.decisions.plan.devices import budget_of
 from kvalet.actors.decisions.refusal import STOPPING
@@ -130,11 +132,8 @@ def check(config: Config) -> None:
         raise ConfigFault("name a model with -m MODEL.gguf, or use --demo or --attach URL")
     if config.attach and "@" in config.attach:
         raise ConfigFault("no password in --attach: it would be logged; set KVALET_UPSTREAM_KEY")
-    if config.exact == "on":
-        raise ConfigFault(
-            "exact concurrency needs a server that parks by itself, which this version does "
-            "not drive; use --exact auto or leave it out"
-        )
+    if config.attach and config.exact == "on":
+        raise ConfigFault("--attach uses a server as it runs: start it with exact concurrency")
     if config.host not in ("127.0.0.1", "localhost", "::1") and config.api_key_file is None:
         raise ConfigFault(
             f"refusing to listen on {config.host} without a key; give --api-key-file, "
@@ -148,8 +147,6 @@ def shortfalls(config: Config) -> tuple[tuple[str, str], ...]:
     if config.attach and config.mode == "server":
         told = "whether a server that runs already parks chats cannot be told: kvalet parks them"
         found.append(("mode_unavailable", told))
-    if config.exact == "auto":
-        found.append(("exact_unavailable", "exact concurrency needs a server that parks by itself"))
     return tuple(found)
 
 
@@ -225,6 +222,7 @@ async def start_server(
         parallel=config.parallel or DEFAULT_PARALLEL,
         mode=cast(Mode, config.mode),
         preempt=config.preempt,
+        exact=wish_of({VARIABLE: os.environ.get(VARIABLE, "")}, request=config.exact),
         extra_args=config.server_args,
         state_dir=config.state_dir,
         budget=budget_of(config.vram_fraction),
@@ -254,7 +252,6 @@ def open_front(
             mode=config.mode,
             keys=keys,
             debug=config.debug,
-            exact="off" if config.exact == "off" else "unavailable",
             warnings=shortfalls(config),
             keepalive_s=config.keepalive_s,
             first_token_s=config.first_token_s,

@@ -10,6 +10,17 @@ from attrs import evolve, frozen
 
 from kvalet.actors.binaries import ServerBinary, list_devices
 from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.exact import (
+    NOT_STARTED,
+    Evidence,
+    Start,
+    Verdict,
+    Wish,
+    contradictions,
+    exact_variable,
+    judge,
+    preflight,
+)
 from kvalet.actors.decisions.launch import (
     LaunchArgv,
     LaunchRequest,
@@ -22,6 +33,7 @@ from kvalet.actors.decisions.parker import (
     ParkerDecision,
     ParkerWish,
     affordable,
+    budget_in_force,
     budgeted,
     decide_parker,
     parking_need,
@@ -41,7 +53,7 @@ from kvalet.actors.decisions.plan.flags import resolve_flags
 from kvalet.actors.decisions.plan.plan import Plan, device_name
 from kvalet.actors.decisions.plan.scrub import LaunchDecision, child_variables
 from kvalet.actors.planner import Machine, plan_launch, read_machine
-from kvalet.protocol.errors import KvaletError
+from kvalet.protocol.errors import ConfigFault, KvaletError
 from kvalet.protocol.ids import Cells
 
 TOLD_OF_PLAN: Final = ("does-not-fit", "flag", "tensor-downgraded", "cache-type")
@@ -61,6 +73,7 @@ class LaunchConfig:
     parallel: int = 4
     mode: Mode = "auto"
     preempt: bool = True
+    exact: Wish = "off"
     extra_args: tuple[str, ...] = ()
     state_dir: Path
     budget: Budget = DEFAULT
@@ -85,6 +98,9 @@ class Blueprint:
     plan: Plan | None
     given: tuple[Concession, ...] = ()
     warnings: tuple[tuple[str, str], ...] = ()
+    exact: Wish = "off"
+    start: Start = NOT_STARTED
+    need_mib: int | None = None
 
     @property
     def cells(self) -> Cells:
@@ -115,8 +131,27 @@ class Blueprint:
             decision=self.decision,
         )
 
-    def after(self, kind: str) -> tuple[Concession, ...] | None:
-        """All that the next start gives up, when this one ended with ``kind``; None: no more."""
+    def judge(self, reported: bool | None, refusal: str, free_bytes: int | None) -> Verdict:
+        """The certificate of exact concurrency, from what was spawned and what its server says
+        (``/props``, or the ``refusal`` of an earlier start)."""
+        argv = self.argv(_NO_PORT).argv[1:]
+        evidence = Evidence(
+            start=self.start,
+            refusal=refusal,
+            reported=reported,
+            parks=self.parks,
+            contradictions=contradictions(argv, self.inherited),
+            need_mib=self.need_mib,
+            budget_mib=budget_in_force(argv, self.inherited, self.capabilities),
+            free_mib=None if free_bytes is None else free_bytes // MIB,
+        )
+        return judge(self.exact, evidence)
+
+    def after(self, kind: str, refusal: str = "") -> tuple[Concession, ...] | None:
+        """All that the next start gives up, when this one ended with ``kind``, or with its
+        ``refusal`` of exact concurrency; None: no more."""
+        if refusal and self.start.given:
+            return None if self.exact == "on" else (*self.given, "no-exact")
         flags = resolve_flags(self.argv(_NO_PORT).argv[1:], self.inherited).flags
         split = self.plan.split if self.plan is not None else (flags.split_mode or "layer")
         more = next_concession(
@@ -164,8 +199,11 @@ def draw(
         preempt=parker.parker == "kvalet",
         extra_args=wish.extra_args,
     )
-    inherited = child_variables(env, LaunchDecision(forced=wish.forced))
     argv = build_argv(request, capabilities).argv[1:]
+    inherited = child_variables(env, LaunchDecision(forced=wish.forced))
+    start = _exact_start(config, parker, argv, inherited, given)
+    wish = evolve(wish, forced={**wish.forced, **exact_variable(start)})
+    inherited = child_variables(env, LaunchDecision(forced=wish.forced))
     machine = Machine()
     # What a server parks it budgets by itself.
     parking = config.parking if request.preempt else 0
@@ -173,7 +211,7 @@ def draw(
         machine, listed = _machine(config, binary, inherited)
         plan = _plan(config, machine, listed, capabilities, inherited, argv, parking)
     except KvaletError as fault:
-        parker = _with_budget(parker, None, config, machine)
+        parker = _with_budget(parker, None, start, config, machine)
         unplanned = ("no-plan", f"memory is not planned: {fault}")
         return Blueprint(
             request=evolve(request, cells=config.ctx or HOST_CTX, planned=parker.added),
@@ -183,11 +221,44 @@ def draw(
             plan=None,
             given=given,
             warnings=(*_told(given), *parker.warnings, unplanned),
+            exact=config.exact,
+            start=start,
         )
     if "own-fitting" in given:
         plan = _unpinned(plan)
-    parker = _with_budget(parker, plan, config, machine)
-    return _follow(plan, parker, request, capabilities, inherited, wish, given)
+    parker = _with_budget(parker, plan, start, config, machine)
+    followed = _follow(plan, parker, request, capabilities, inherited, wish, given)
+    need = _parking_need(plan, config.parallel)
+    return evolve(followed, exact=config.exact, start=start, need_mib=need)
+
+
+def _exact_start(
+    config: LaunchConfig,
+    parker: ParkerDecision,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    given: Sequence[Concession],
+) -> Start:
+    """Whether the child is given exact concurrency. Raises ConfigFault where it must have it and
+    cannot."""
+    if "no-exact" in given:
+        return Start(given=False, reason="the server refused it")
+    start = preflight(
+        config.exact,
+        parker=parker.parker,
+        preempt=config.preempt,
+        parks=parker.parker == "server",
+        slots=config.parallel,
+        excluded=contradictions(argv, env),
+    )
+    if config.exact == "on" and not start.given:
+        raise ConfigFault(f"exact concurrency cannot be had: {start.reason}")
+    return start
+
+
+def _parking_need(plan: Plan, slots: int) -> int:
+    draft = 0 if plan.price.draft is None else plan.price.draft.bytes
+    return parking_need(plan.price.context.bytes, draft, slots)
 
 
 def _told(given: Sequence[Concession]) -> tuple[tuple[str, str], ...]:
@@ -195,16 +266,26 @@ def _told(given: Sequence[Concession]) -> tuple[tuple[str, str], ...]:
 
 
 def _with_budget(
-    parker: ParkerDecision, plan: Plan | None, config: LaunchConfig, machine: Machine
+    parker: ParkerDecision,
+    plan: Plan | None,
+    start: Start,
+    config: LaunchConfig,
+    machine: Machine,
 ) -> ParkerDecision:
-    """Memory for all parks at once, or what the host can spare: the rest is computed again."""
+    """Memory for all parks at once. A launch that is not exact may compute the rest again, and
+    takes what the host can spare."""
+    spare = machine.host
     if plan is None:
-        spare = machine.host
         return budgeted(parker, None if spare is None else affordable(spare // MIB, spare))
-    kept = plan.price.context.bytes
-    draft = 0 if plan.price.draft is None else plan.price.draft.bytes
-    spare = None if machine.host is None else max(0, machine.host - plan.price.on("CPU"))
-    return budgeted(parker, affordable(parking_need(kept, draft, config.parallel), spare))
+    need = _parking_need(plan, config.parallel)
+    if spare is not None:
+        spare = max(0, spare - plan.price.on("CPU"))
+    if not start.given:
+        return budgeted(parker, affordable(need, spare))
+    if spare is not None and need * MIB > spare:
+        told = f"its parks may need {need} MiB of host memory, and {spare // MIB} MiB are free"
+        parker = evolve(parker, warnings=(*parker.warnings, ("park-budget", told)))
+    return budgeted(parker, need)
 
 
 def _machine(

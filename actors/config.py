@@ -92,7 +92,9 @@ class Config:
     mode: str = attrs.field(default="auto", validator=_one_of(*MODES))
     preempt: bool = True
     debug: bool = False
-    exact: str = attrs.field(default="off", validator=_one_of("auto", "off", "on"))
+    exact: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_one_of("auto", "off", "on"))
+    )
     api_key_file: Path | None = None
     state_dir: Path = attrs.field(factory=default_state_dir)
     policy: str = attrs.field(default=DEFAULTS.policy, validator=_one_of(*POLICIES))

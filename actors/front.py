@@ -66,7 +66,6 @@ class FrontConfig:
     mode: str
     keys: tuple[str, ...]
     debug: bool
-    exact: str
     warnings: tuple[tuple[str, str], ...]
     keepalive_s: float
     first_token_s: float
@@ -192,7 +191,6 @@ class Front:
             **status(ledger.house, ledger.now_ns()),
             "journal": {"path": str(ledger.journal.path), "seq": ledger.journal.seq},
         }
-        document["exact_concurrency"] = self._config.exact
         mine = [{"code": code, "message": text} for code, text in self._config.warnings]
         document["warnings"] = [*document["warnings"], *mine]
         if ledger.failure is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import structlog
 import trio
 from attrs import evolve, field, frozen
 
@@ -18,13 +19,16 @@ from kvalet.actors.binaries import ServerBinary, find_model, find_server, probe_
 from kvalet.actors.blueprint import Blueprint, LaunchConfig, draw
 from kvalet.actors.child import Child, slot_directory, spawn_child
 from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.exact import refusal_in
 from kvalet.actors.decisions.launch import Exit, classify_exit, redacted
 from kvalet.actors.decisions.plan.concede import Concession
 from kvalet.actors.decisions.plan.judge import agrees, compare, read_log
 from kvalet.actors.decisions.plan.plan import Plan
+from kvalet.actors.facts_host import read_memory_available
 from kvalet.actors.server import Server, open_client, read_props
 from kvalet.protocol.commands import (
     Command,
+    ExactSeen,
     ExitSeen,
     LaunchPlanned,
     MemorySeen,
@@ -84,6 +88,10 @@ class _Launch:
         )
 
     def fault(self, end: _End) -> KvaletError:
+        if end.fault is not None:
+            return end.fault
+        if end.refusal and self.config.exact == "on":
+            return ConfigFault(f"llama-server refuses exact concurrency: {end.refusal}")
         if end.slow:
             return EnvironmentFault(
                 f"llama-server was not ready within {self.config.ready_timeout_s:g} s: "
@@ -103,6 +111,8 @@ class _End:
     slow: bool
     code: int
     exit: Exit
+    refusal: str = ""
+    fault: KvaletError | None = None
 
 
 def free_port() -> int:
@@ -158,8 +168,11 @@ async def _launch(
     end: _End | None = None
     while given is not None:
         blueprint = await trio.to_thread.run_sync(launch.draw, given)
-        end = await _start(launch, blueprint, reports, pick_port, task_status)
-        given = None if end.ready or end.slow else blueprint.after(end.exit.kind)
+        refused = end.refusal if end is not None else ""
+        end = await _start(launch, blueprint, refused, reports, pick_port, task_status)
+        over = end.ready or end.slow or end.fault is not None
+        given = None if over else blueprint.after(end.exit.kind, end.refusal)
+        end = evolve(end, refusal=end.refusal or refused)
     assert end is not None
     await reports.send(
         ExitSeen(
@@ -176,6 +189,7 @@ async def _launch(
 async def _start(
     launch: _Launch,
     blueprint: Blueprint,
+    refused: str,
     reports: trio.MemorySendChannel[Command],
     pick_port: Callable[[], int],
     task_status: trio.TaskStatus[Server],
@@ -183,9 +197,13 @@ async def _start(
     """One start, at another port while the port is the trouble."""
     ends: list[_End] = []
     while len(ends) < PORT_TRIES:
-        ends.append(await _attempt(launch, blueprint, pick_port(), reports, task_status))
-        if ends[-1].ready or ends[-1].slow or ends[-1].exit.kind not in ("port", "silent"):
+        end = await _attempt(launch, blueprint, refused, pick_port(), reports, task_status)
+        ends.append(end)
+        over = end.ready or end.slow or end.fault is not None or bool(end.refusal)
+        if over or end.exit.kind not in ("port", "silent"):
             break
+    if ends[-1].refusal:
+        return ends[-1]
     # A silent end after one that gave its reason explains nothing.
     return next((end for end in reversed(ends) if end.exit.kind != "silent"), ends[-1])
 
@@ -193,6 +211,7 @@ async def _start(
 async def _attempt(
     launch: _Launch,
     blueprint: Blueprint,
+    refused: str,
     port: int,
     reports: trio.MemorySendChannel[Command],
     task_status: trio.TaskStatus[Server],
@@ -213,6 +232,7 @@ async def _attempt(
     )
     child = spawn_child(line.argv, launch.child_env(blueprint), launch.log_path)
     ready = ended = False
+    fault: KvaletError | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.attend, launch.config.stop_grace_s)
@@ -224,10 +244,11 @@ async def _attempt(
                     await reports.send(_ready_seen(launch, blueprint, props, url, child.pid))
                     if plan is not None:
                         await _weigh(launch, plan, child, reports)
-                    ready = True
+                    fault = await _arm(launch, blueprint, props, refused, reports)
+                    ready = fault is None
             if ready:
                 task_status.started(launch.server(url, child.pid, line.argv))
-            elif patience.cancelled_caught:
+            elif fault is not None or patience.cancelled_caught:
                 nursery.cancel_scope.cancel()
         ended = True
     finally:
@@ -239,7 +260,30 @@ async def _attempt(
         slow=patience.cancelled_caught,
         code=code,
         exit=classify_exit(code, tuple(child.lines)),
+        refusal="" if ready else refusal_in(tuple(child.lines)),
+        fault=fault,
     )
+
+
+async def _arm(
+    launch: _Launch,
+    blueprint: Blueprint,
+    props: Props,
+    refused: str,
+    reports: trio.MemorySendChannel[Command],
+) -> KvaletError | None:
+    """Tell who parks and whether exact concurrency is certified; a fault where it must be."""
+    verdict = blueprint.judge(props.exact, refused, read_memory_available())
+    mode = "server" if blueprint.parks else "proxy" if launch.config.preempt else "off"
+    structlog.get_logger(__name__).info("armed", mode=mode, exact=verdict.state)
+    await reports.send(
+        ExactSeen(
+            generation=launch.generation, mode=mode, state=verdict.state, reason=verdict.reason
+        )
+    )
+    if launch.config.exact != "on" or verdict.state == "on":
+        return None
+    return ConfigFault(f"exact concurrency cannot be had: {verdict.reason}")
 
 
 async def _weigh(

@@ -68,6 +68,7 @@ def _say(event: e.AnyEvent) -> str:
             | e.ServerSpawned()
             | e.ServerReady()
             | e.ServerWeighed()
+            | e.ExactJudged()
             | e.ServerProbed()
             | e.ServerExited()
         ):
@@ -171,6 +172,11 @@ def _server(event: ServerEvent) -> str:
                 f"{launch} answers at {event.url}: {event.model} on {event.build}, "
                 f"{event.cells} cells, {event.slots} slots, headroom {event.headroom}"
             )
+        case e.ExactJudged():
+            why = f": {event.reason}" if event.reason else ""
+            parker = {"server": "the server parks chats", "proxy": "kvalet parks chats"}
+            who = parker.get(event.mode, "nobody parks chats")
+            return f"{launch} is armed: {who}, exact concurrency {event.state}{why}"
         case e.ServerWeighed():
             return f"{launch} allocated {_weighed(event)}"
         case e.ServerProbed():

@@ -45,7 +45,7 @@ MEANINGS = {
     "ctx": "cells of the pool that all slots share, in steps of 256; default: what fits the cards",
     "mode": "who parks: `proxy` kvalet, `server` the server, `auto` the server if it can",
     "preempt": "whether chats are parked at all; without it each is charged for its whole answer",
-    "exact": "exact concurrency; this version warns at `auto` and refuses `on`",
+    "exact": "exact concurrency: `auto` if it can be had, `on` or no start; default `off`",
     "api_key_file": "accepted keys, one a line, `#` starts a comment; none means no key is asked",
     "state_dir": "where the journal and llama-server's log lie",
     "policy": "whom to park: `least-sunk` (fewest cells), `fair-share` (most tokens), `lifo`",

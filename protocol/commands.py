@@ -201,6 +201,16 @@ class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
     notices: bool = False
 
 
+class ExactSeen(_Command, frozen=True, kw_only=True, tag="exact-seen"):
+    """How a launch came up: who parks (``mode``), and exact concurrency, ``on``, ``off`` or
+    ``unavailable`` with the reason."""
+
+    generation: int
+    mode: str
+    state: str
+    reason: str = ""
+
+
 class MemoryFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that takes memory, in bytes: as it was planned, and as the server reported it."""
 
@@ -265,6 +275,7 @@ Command = (
     | LaunchPlanned
     | SpawnSeen
     | ReadySeen
+    | ExactSeen
     | MemorySeen
     | ProbeSeen
     | ExitSeen

@@ -271,6 +271,16 @@ class ServerWeighed(_Event, frozen=True, kw_only=True, tag="server.weighed"):
     exact: bool
 
 
+class ExactJudged(_Event, frozen=True, kw_only=True, tag="exact.judged"):
+    """Who parks on this launch (``mode``), and whether exact concurrency is certified: ``on``,
+    ``off``, or ``unavailable`` with the reason."""
+
+    generation: int
+    mode: str
+    state: str
+    reason: str = ""
+
+
 class ServerProbed(_Event, frozen=True, kw_only=True, tag="server.probed"):
     """A probe settled how chats are parked on this server."""
 
@@ -317,6 +327,7 @@ AnyEvent = (
     | ServerSpawned
     | ServerReady
     | ServerWeighed
+    | ExactJudged
     | ServerProbed
     | ServerExited
 )

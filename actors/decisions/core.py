@@ -45,6 +45,7 @@ ROUTES: dict[type[c.Command], Callable[[Step, Any], None]] = {
     c.CellsFreed: requests.freed,
     c.CloseHouse: _close,
     c.CreditSpent: requests.spend,
+    c.ExactSeen: servers.arm,
     c.ExitSeen: servers.lose,
     c.LaunchPlanned: servers.plan,
     c.Leave: requests.leave,

@@ -58,6 +58,7 @@ RULES: dict[type[e.AnyEvent], Rule] = {
     e.ServerProbed: server.changed,
     e.ServerReady: server.changed,
     e.ServerSpawned: server.changed,
+    e.ExactJudged: server.changed,
     e.ServerWeighed: server.changed,
     e.SlotCleared: lease.slot_cleared,
     e.StreamStalled: _unchanged,

@@ -16,6 +16,7 @@ ServerEvent = (
     | e.ServerSpawned
     | e.ServerReady
     | e.ServerWeighed
+    | e.ExactJudged
     | e.ServerProbed
     | e.ServerExited
 )
@@ -74,6 +75,10 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
             )
         case e.ServerWeighed():
             return replace(house, server=replace(server, memory=event.figures))
+        case e.ExactJudged():
+            told = (("exact-unavailable", event.reason),) if event.reason else ()
+            server = replace(server, exact=event.state, warnings=(*server.warnings, *told))
+            return replace(house, server=server)
         case e.ServerProbed():
             return replace(
                 house, server=replace(server, state="ready"), method=event.method, misses=0

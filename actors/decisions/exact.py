@@ -37,6 +37,9 @@ class Start:
     reason: str = ""
 
 
+NOT_STARTED: Final = Start(given=False)
+
+
 @frozen(kw_only=True)
 class Evidence:
     """What ran: the launch as it was spawned, and what its server says.

@@ -99,6 +99,20 @@ def weigh(step: Step, command: c.MemorySeen) -> None:
         )
 
 
+def arm(step: Step, command: c.ExactSeen) -> None:
+    """How this server came up is known: one record for each launch."""
+    server = step.house.server
+    if command.generation == server.generation and server.state in UP:
+        step.emit(
+            e.ExactJudged(
+                generation=command.generation,
+                mode=command.mode,
+                state=command.state,
+                reason=command.reason,
+            )
+        )
+
+
 def probe(step: Step, command: c.ProbeSeen) -> None:
     """The park method is settled; the pool opens. A dead server's probe opens nothing."""
     server = step.house.server

@@ -94,6 +94,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_ctx: Cells = Cells(0)
     parks: bool = False
     notices: bool = False
+    exact: str = "off"
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

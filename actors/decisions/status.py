@@ -24,7 +24,7 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
         "mode": _mode(house),
         "park_method": house.method,
         "policy": house.settings.policy,
-        "exact_concurrency": "off",
+        "exact_concurrency": server.exact,
         "server": {
             "state": server.state,
             "pid": server.pid,

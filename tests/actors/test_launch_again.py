@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import stat
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,53 +12,11 @@ from kvalet.actors import launcher
 from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.decisions.plan.devices import GIB, Gpu
 from kvalet.actors.planner import Machine
-from kvalet.actors.server import Server
 from kvalet.protocol.commands import Command, ExitSeen, LaunchPlanned, ReadySeen
 from kvalet.protocol.errors import EnvironmentFault
+from tests.actors.standin import MTP, launched, stand_in
 
-FILES: Final = Path(__file__).resolve().parents[1] / "data"
-MTP: Final = FILES / "gguf_headers" / "qwen36-27b-mtp.gguf"
 CARDS: Final = (Gpu(0, 60000, 65536), Gpu(1, 60000, 65536))
-
-STAND_IN: Final = '''#!{python}
-"""Answers as a llama-server does, and ends where an argument is one of REFUSED."""
-import http.server, json, os, sys
-
-REFUSED = {refused!r}
-if "--help" in sys.argv:
-    print(open({help!r}).read())
-elif "--version" in sys.argv:
-    print("version: 11434 (abc)")
-elif "--list-devices" not in sys.argv:
-    if any(word in REFUSED for word in sys.argv):
-        sys.exit("E llama_model_load: error loading model: unable to allocate CUDA0 buffer")
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            key = "Bearer " + os.environ["LLAMA_API_KEY"]
-            known = self.path == "/health" or self.headers["Authorization"] == key
-            body = json.dumps(dict(total_slots=4, model_path="m.gguf")).encode()
-            self.send_response(200 if known else 401)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *words):
-            pass
-
-    port = int(sys.argv[sys.argv.index("--port") + 1])
-    http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
-'''
-
-
-def stand_in(folder: Path, *refused: str) -> Path:
-    """An executable that answers as a llama-server, but for launches with ``refused`` words."""
-    path = folder / "llama-server"
-    path.write_text(
-        STAND_IN.format(python=sys.executable, refused=refused, help=str(FILES / "help_b11434.txt"))
-    )
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 def config(folder: Path, program: Path, *extra_args: str, **settings: Any) -> LaunchConfig:
@@ -75,18 +31,6 @@ def config(folder: Path, program: Path, *extra_args: str, **settings: Any) -> La
         **settings,
     }
     return LaunchConfig(extra_args=extra_args, **chosen)
-
-
-async def launched(config: LaunchConfig) -> tuple[list[LaunchPlanned], list[Command]]:
-    """Launch and stop again: what was tried, and everything that was reported."""
-    send, receive = trio.open_memory_channel[Command](100)
-    async with trio.open_nursery() as nursery:
-        with trio.fail_after(60):
-            server: Server = await nursery.start(launcher.run, config, send)
-        assert server.pid
-        nursery.cancel_scope.cancel()
-    said = [command async for command in receive]
-    return [one for one in said if isinstance(one, LaunchPlanned)], said
 
 
 async def test_lch_50_a_tensor_launch_that_fails_is_tried_once_more_by_layers(

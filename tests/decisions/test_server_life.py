@@ -168,6 +168,21 @@ def test_status_tells_the_models_own_context_and_the_most_that_fits() -> None:
     assert (known["native_ctx"], known["max_ctx"]) == (131072, 47616)
 
 
+def test_how_a_launch_came_up_is_told_once_it_is_up_and_forgotten_with_its_server() -> None:
+    world = World().open()
+    short = c.ExactSeen(generation=1, mode="server", state="unavailable", reason="raise the budget")
+    world.tell(short)
+    told = status(world.house, Nanos(0))
+
+    assert told["exact_concurrency"] == "unavailable"
+    assert {"code": "exact-unavailable", "message": "raise the budget"} in told["warnings"]
+    world.crash()
+    promises.changes_nothing(short, world.tell(short))
+    world.launch()
+    promises.changes_nothing(short, world.tell(short))
+    assert status(world.house, Nanos(0))["exact_concurrency"] == "off"
+
+
 def test_an_older_launch_or_a_dead_servers_readiness_changes_nothing() -> None:
     world = World().open()
     world.crash()

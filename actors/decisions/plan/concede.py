@@ -17,10 +17,12 @@ from kvalet.actors.decisions.plan.speculation import (
     emits_mtp,
 )
 
-Concession = Literal["layer-split", "own-fitting", "no-drafter"]
-"""``own-fitting``: nothing is pinned, the server places the layers by itself."""
+Concession = Literal["no-exact", "layer-split", "own-fitting", "no-drafter"]
+"""``own-fitting``: nothing is pinned, the server places the layers by itself. ``no-exact`` goes
+only when the server names it (``Blueprint.after``)."""
 
 TOLD: Final[dict[Concession, str]] = {
+    "no-exact": "the server refused exact concurrency: it runs without",
     "layer-split": "the server did not come up split by tensor: it is split by layers",
     "own-fitting": "the server had too little memory as planned: it places its layers itself",
     "no-drafter": "the server did not come up with its drafter: it runs without",
