@@ -35,7 +35,7 @@ _SETTINGS: Final = (
     ),
     click.option("--mode", metavar="auto|proxy|server", help="Who parks chats (auto)."),
     click.option("--preempt/--no-preempt", default=None, help="Whether to park chats at all."),
-    click.option("--exact", metavar="auto|off|on", help="Exact concurrency (off); on: or no start."),
+    click.option("--exact", metavar="auto|off|on", help="Exact concurrency (off)."),
     click.option("--api-key-file", type=PATH, metavar="FILE", help="API keys, one a line."),
     click.option("--state-dir", type=PATH, metavar="DIR", help="Where the journal lies."),
 )

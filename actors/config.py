@@ -19,6 +19,7 @@ from cattrs.errors import ClassValidationError
 from cattrs.v import format_exception
 
 from kvalet.actors.decisions.plan.devices import budget_of
+from kvalet.actors.decisions.plan.scrub import SIMULATION
 from kvalet.actors.decisions.preemption import POLICIES
 from kvalet.protocol.commands import DEFAULTS
 from kvalet.protocol.errors import ConfigFault
@@ -185,7 +186,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     unknown: list[str] = []
     for name in sorted(environ):
-        if not name.startswith(ENV_PREFIX) or name in ENV_OTHER:
+        if not name.startswith(ENV_PREFIX) or name.startswith(SIMULATION) or name in ENV_OTHER:
             continue
         field = name[len(ENV_PREFIX) :].lower()
         if field not in FIELDS:

@@ -25,6 +25,8 @@ _ALWAYS: Final = frozenset(
         "LLAMA_ARG_SSL_KEY_FILE",
     }
 )
+SIMULATION: Final = "KVALET_SIM_"
+"""Variables of the simulated llama-server: they are its own, not kvalet's."""
 _SECRET_ENDINGS: Final = ("_API_KEY", "_ACCESS_KEY", "_SECRET", "_SECRET_KEY", "_PASSWORD")
 _CACHE_VARIABLES: Final = ("LLAMA_ARG_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_V")
 _SPLIT_MODE: Final = "LLAMA_ARG_SPLIT_MODE"
@@ -77,7 +79,8 @@ def overriding_variables(
 
 
 def _never_inherited(name: str) -> bool:
-    return name.startswith("KVALET_") or name in _ALWAYS or name.endswith(_SECRET_ENDINGS)
+    ours = name.startswith("KVALET_") and not name.startswith(SIMULATION)
+    return ours or name in _ALWAYS or name.endswith(_SECRET_ENDINGS)
 
 
 def _split_variables(env: Mapping[str, str], split: Split | None) -> set[str]:

@@ -51,9 +51,10 @@ def test_secrets_and_our_own_settings_stay_here_while_a_hub_token_goes_along() -
     env = {
         **{"KVALET_PORT": "1", "OPENAI_API_KEY": "k", "AWS_SECRET_ACCESS_KEY": "k"},
         **{"DB_PASSWORD": "k", "HF_TOKEN": "t", "PATH": "/bin", "LLAMA_ARG_API_PREFIX": "/x"},
+        "KVALET_SIM_BUILD": "G4",
     }
 
-    assert child_variables(env) == {"HF_TOKEN": "t", "PATH": "/bin"}
+    assert child_variables(env) == {"HF_TOKEN": "t", "PATH": "/bin", "KVALET_SIM_BUILD": "G4"}
     assert overriding_variables(env) == ("LLAMA_ARG_API_PREFIX",)
 
 
