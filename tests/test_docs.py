@@ -41,6 +41,7 @@ GROUPS = {
         "NOT": range(1, 18),
         "API": range(1, 13),
         "LCH": range(1, 33),
+        "EXA": range(1, 11),
     },
     "docs/requirements-plan.md": {"LCH": range(33, 55), "PLN": range(1, 66)},
 }
