@@ -364,9 +364,8 @@ class Relay:
 
     async def _keep_alive(self) -> None:
         """Keep a waiting client's connection alive, and watch for silence while one runs."""
-        wires = self._wires
         while True:
-            await trio.sleep(wires.keepalive_s)
+            await trio.sleep(self._till_next_look())
             if self._phase in ("prefill", "decode"):
                 self._watch_silence()
             ping = {
@@ -380,9 +379,16 @@ class Relay:
             if ping is not None:
                 await self._client.try_comment(ping)
 
+    def _till_next_look(self) -> float:
+        """Seconds to the next keep-alive, or to the deadline that comes before it."""
+        left = self._patience() - (trio.current_time() - self._heard)
+        return min(self._wires.keepalive_s, left) if left > 0 else self._wires.keepalive_s
+
+    def _patience(self) -> float:
+        return self._wires.first_token_s if self._phase == "prefill" else self._wires.stall_s
+
     def _watch_silence(self) -> None:
-        first, wires = self._phase == "prefill", self._wires
         silent = trio.current_time() - self._heard
-        if silent >= (wires.first_token_s if first else wires.stall_s):
-            phase = "first-token" if first else "decode"
+        if silent >= self._patience():
+            phase = "first-token" if self._phase == "prefill" else "decode"
             self._tell(c.SilenceSeen(request=self.name, phase=phase, silent_s=silent))

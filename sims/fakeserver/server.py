@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import trio
@@ -304,11 +304,16 @@ class SimServer:
 
     async def _tokenize(self, reply: Reply) -> None:
         body = decode_object(reply.request.body)
-        ids = tokenize(
-            str(body.get("content", "")),
-            bos=body.get("add_special") is True,
-            special=body.get("parse_special", True) is not False,
-        )
+        content: object = body.get("content", "")
+        parts = cast(list[object], content) if isinstance(content, list) else [content]
+        special = body.get("parse_special", True) is not False
+        ids: list[int] = []
+        # Texts and ids may stand side by side; ids are taken as they are.
+        for at, part in enumerate(parts):
+            bos = at == 0 and body.get("add_special") is True
+            ids += (
+                [part] if isinstance(part, int) else tokenize(str(part), bos=bos, special=special)
+            )
         tokens: list[Any] = [_piece(token) for token in ids] if body.get("with_pieces") else ids
         await self._json(reply, msgspec.json.encode({"tokens": tokens}))
 

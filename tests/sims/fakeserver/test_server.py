@@ -354,3 +354,13 @@ async def test_pictures_of_a_parked_chat_are_encoded_again(autojump_clock: MockC
         assert all(guest.blocks[-1] == b"data: [DONE]" for guest in guests)
     async with house("--preempt-ram", "1") as it:
         assert (await it.ask(body, path)).status == 500
+
+
+async def test_tokenize_takes_texts_and_ids_side_by_side(autojump_clock: MockClock) -> None:
+    async with house() as it:
+        ids = prompt(1, 30)
+        plain = (await it.ask({"content": ids, "add_special": True}, "/tokenize")).json["tokens"]
+        text = (await it.ask({"content": "one two"}, "/tokenize")).json["tokens"]
+        mixed = (await it.ask({"content": ["one two", *ids]}, "/tokenize")).json["tokens"]
+    assert plain == ids
+    assert mixed == [*text, *ids]
