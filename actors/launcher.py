@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-import structlog
 import trio
 from attrs import evolve, field, frozen
 
@@ -275,7 +274,6 @@ async def _arm(
     """Tell who parks and whether exact concurrency is certified; a fault where it must be."""
     verdict = blueprint.judge(props.exact, refused, read_memory_available())
     mode = "server" if blueprint.parks else "proxy" if launch.config.preempt else "off"
-    structlog.get_logger(__name__).info("armed", mode=mode, exact=verdict.state)
     await reports.send(
         ExactSeen(
             generation=launch.generation, mode=mode, state=verdict.state, reason=verdict.reason

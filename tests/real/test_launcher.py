@@ -22,6 +22,7 @@ from kvalet.actors.child import memory_root, slot_directory
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol.commands import (
     Command,
+    ExactSeen,
     ExitSeen,
     LaunchPlanned,
     MemorySeen,
@@ -56,12 +57,14 @@ async def test_a_launch_comes_up_answers_to_its_key_only_and_leaves_nothing(
     send, receive = trio.open_memory_channel[Command](10)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(launcher.run, config, send)
-        planned, spawned, ready, weighed = [await receive.receive() for _ in range(4)]
+        planned, spawned, ready, weighed, armed = [await receive.receive() for _ in range(5)]
 
         assert isinstance(planned, LaunchPlanned)
         assert planned.native_ctx >= planned.max_ctx > 0
         assert isinstance(spawned, SpawnSeen)
         assert isinstance(ready, ReadySeen)
+        assert isinstance(armed, ExactSeen)
+        assert (armed.mode, armed.state) == ("proxy", "off")
         assert isinstance(weighed, MemorySeen)
         assert {figure.name for figure in weighed.figures} >= {"context non_swa", "context swa"}
         assert (ready.cells, ready.slots, ready.headroom) == (512, 2, 2)
@@ -192,7 +195,7 @@ async def test_a_port_that_was_snatched_away_is_replaced(
         nursery.cancel_scope.cancel()
 
     kinds = [type(report) for report in [report async for report in receive]]
-    assert kinds == [*[LaunchPlanned, SpawnSeen] * 2, ReadySeen, MemorySeen, ExitSeen]
+    assert kinds == [*[LaunchPlanned, SpawnSeen] * 2, ReadySeen, MemorySeen, ExactSeen, ExitSeen]
 
 
 async def test_a_port_that_stays_taken_is_given_up(config: LaunchConfig, taken_port: int) -> None:

@@ -27,6 +27,7 @@ async def test_four_chats_of_a_small_pool_end_as_if_each_were_alone(
     env |= {"KVALET_SIM_TOKENS_PER_S": "400"}
     heard = [Heard() for _ in CHATS]
     async with open_sim(read_options(argv, env)) as server, trio.open_nursery() as nursery:
+        await server.loaded.wait()
         ((host, port),) = await nursery.start(serve_http, server, ("127.0.0.1", 0))
         async with kvalet(tmp_path / "state", attach=f"http://{host}:{port}") as handle:
             async with trio.open_nursery() as chats:
