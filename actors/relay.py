@@ -31,6 +31,7 @@ from kvalet.protocol.sse import SseEvent, SseSplitter
 
 PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/completions"}
 PING = b":\n\n"
+LOOK_MIN_S = 0.001
 PING_AFTER_S = 10.0
 """A stream silent for so long (a long prefill) gets a bare ping of ours."""
 
@@ -382,7 +383,8 @@ class Relay:
     def _till_next_look(self) -> float:
         """Seconds to the next keep-alive, or to the deadline that comes before it."""
         left = self._patience() - (trio.current_time() - self._heard)
-        return min(self._wires.keepalive_s, left) if left > 0 else self._wires.keepalive_s
+        # A rest too small to be added to the time of day would never pass.
+        return min(self._wires.keepalive_s, max(left, LOOK_MIN_S if left > 0 else math.inf))
 
     def _patience(self) -> float:
         return self._wires.first_token_s if self._phase == "prefill" else self._wires.stall_s
