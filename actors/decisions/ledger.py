@@ -225,12 +225,14 @@ def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
         return Cells(price - lease.seats * lease.prompt) if price <= house.at_hand else None
     settings = house.settings
     left = min(left, until_forced(lease, 0))
-    least = min(left, settings.block_min if feasible else settings.first_block)
-    free = house.at_hand
-    if lease.prompt + least > free:
+    room = house.at_hand - lease.prompt
+    least = min(left, settings.first_block)
+    if feasible:
+        room -= kept_for_others(house, lease)
+        least = min(left, settings.block_min, max(room, 1))
+    if least > room:
         return None
-    share = (free - lease.prompt) // max(2, house.slots)
-    return Cells(min(left, max(least, share)))
+    return Cells(min(left, max(least, room // max(2, house.slots))))
 
 
 def honest_price(house: House, lease: Lease) -> Cells:
@@ -296,13 +298,19 @@ def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) 
         least = Cells(1)
         if extend(step, asker, cells, generated, least):
             return
-    patient = house.feasible and others_run(house, asker)
-    if patient or house.coming + house.free + spare >= least:
+    running = others_run(house, asker)
+    if house.feasible:
+        # Credit that others have not spent yet comes back by itself; what is free and kept for
+        # an end that nobody is on the way to does not.
+        comes = running or house.coming > 0
+    else:
+        comes = house.coming + house.free + spare >= least
+    if comes:
         victim = None
     else:
         here = replace_cells(asker, cells, generated)
         victim = choose_victim(with_lease(house, here), here)
-        if victim is None and not house.coming and not others_run(house, asker):
+        if victim is None and not house.coming and not running:
             # With nobody left to run, the limit on parks would end in a standstill.
             victim = choose_victim(with_lease(without_limit(house), here), here)
     step.emit(

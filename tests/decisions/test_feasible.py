@@ -70,3 +70,24 @@ def test_credit_that_others_have_not_spent_yet_parks_nobody_who_fits(
 
     assert world.house.totals.parks == 0
     assert {chat.outcome for chat in world.chats.values()} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    "chats",
+    [
+        [(156, 290), (132, 146), (82, 253), (199, 56)],
+        [(159, 256), (69, 195), (153, 250), (189, 70)],
+        [(159, 290), (67, 252), (141, 193), (172, 67)],
+        [(1, 278), (181, 176), (150, 216), (183, 100)],
+    ],
+)
+def test_a_newcomers_first_credit_leaves_what_lets_another_reach_its_end(
+    chats: list[tuple[int, int]],
+) -> None:
+    world = World(cells=1024, slots=4).open()
+    for prompt, cap in chats:
+        world.arrive(prompt, cap, cap)
+    world.run()
+
+    assert {chat.outcome for chat in world.chats.values()} == {"finished"}
+    assert world.house.totals.parks == 0
