@@ -100,7 +100,11 @@ class Blueprint:
     warnings: tuple[tuple[str, str], ...] = ()
     exact: Wish = "off"
     start: Start = NOT_STARTED
-    need_mib: int | None = None
+
+    @property
+    def _words(self) -> tuple[str, ...]:
+        """The arguments but for the port, as the child's own reader gets them."""
+        return self.argv(_NO_PORT).argv[1:]
 
     @property
     def cells(self) -> Cells:
@@ -112,7 +116,7 @@ class Blueprint:
     @property
     def parks(self) -> bool:
         """Whether this very launch makes the server park chats by itself."""
-        return server_parks(self.argv(_NO_PORT).argv[1:], self.inherited, self.capabilities)
+        return server_parks(self._words, self.inherited, self.capabilities)
 
     def argv(self, port: int) -> LaunchArgv:
         """The command line on ``port``, and every warning about it."""
@@ -134,14 +138,14 @@ class Blueprint:
     def judge(self, reported: bool | None, refusal: str, free_bytes: int | None) -> Verdict:
         """The certificate of exact concurrency, from what was spawned and what its server says
         (``/props``, or the ``refusal`` of an earlier start)."""
-        argv = self.argv(_NO_PORT).argv[1:]
+        argv, plan = self._words, self.plan
         evidence = Evidence(
             start=self.start,
             refusal=refusal,
             reported=reported,
             parks=self.parks,
             contradictions=contradictions(argv, self.inherited),
-            need_mib=self.need_mib,
+            need_mib=None if plan is None else _parking_need(plan, self.request.slots),
             budget_mib=budget_in_force(argv, self.inherited, self.capabilities),
             free_mib=None if free_bytes is None else free_bytes // MIB,
         )
@@ -152,7 +156,7 @@ class Blueprint:
         ``refusal`` of exact concurrency; None: no more."""
         if refusal and self.start.given:
             return None if self.exact == "on" else (*self.given, "no-exact")
-        flags = resolve_flags(self.argv(_NO_PORT).argv[1:], self.inherited).flags
+        flags = resolve_flags(self._words, self.inherited).flags
         split = self.plan.split if self.plan is not None else (flags.split_mode or "layer")
         more = next_concession(
             self.given,
@@ -228,8 +232,7 @@ def draw(
         plan = _unpinned(plan)
     parker = _with_budget(parker, plan, start, config, machine)
     followed = _follow(plan, parker, request, capabilities, inherited, wish, given)
-    need = _parking_need(plan, config.parallel)
-    return evolve(followed, exact=config.exact, start=start, need_mib=need)
+    return evolve(followed, exact=config.exact, start=start)
 
 
 def _exact_start(

@@ -31,7 +31,8 @@ class Away:
     def __init__(self) -> None:
         self._state = NoticeState()
         self._since = 0.0
-        self._told = 0
+        self.parked_s = 0.0
+        """Seconds that the stream was away, all its parks that have ended together."""
 
     @property
     def parked(self) -> bool:
@@ -47,7 +48,6 @@ class Away:
             # Ours keep the client, theirs renew the deadline; only a surprise is worth a line.
             return Heard(name=odd or "")
         if notice is Notice.RECOMPUTED:
-            self._told += 1
             return Heard(notices.PREEMPT_RECOMPUTED, name)
         return Heard(self._turned(was, now), name)
 
@@ -67,9 +67,9 @@ class Away:
     def settle(self, record: ParkRecord | None) -> Heard:
         """The server's own count at the end: a recompute that nobody announced is told now."""
         counted = (record.recomputes if record else None) or 0
-        if counted <= self._told:
+        if counted <= self._state.recomputes:
             return NOTHING
-        self._state.recomputes = self._told = counted
+        self._state.recomputes = counted
         return Heard(notices.PREEMPT_RECOMPUTED, Notice.RECOMPUTED.value)
 
     def added_to(self, usage: KvaletUsage) -> KvaletUsage:
@@ -82,9 +82,6 @@ class Away:
             recomputes=usage.recomputes + state.recomputes,
             parked_s=usage.parked_s + self.parked_s,
         )
-
-    parked_s: float = 0.0
-    """Seconds that the stream was away, all its parks that have ended together."""
 
     def _turned(self, was: bool, now: float) -> bytes:
         if self.parked and not was:

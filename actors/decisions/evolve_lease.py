@@ -295,7 +295,7 @@ def ended(house: House, event: e.LeaseEnded, at_ns: Nanos) -> House:
     """The answer is over; what it held is given back when it is seen idle."""
     old = house.leases[event.request]
     was_parked = old.state == PARKED
-    gone_ns = old.since_ns if was_parked else old.away_since
+    gone_ns = old.gone_since
     lease = replace(
         old,
         state=CLOSING,

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 from kvalet.actors.decisions.parker import SLOTS_MIN, Parker
-from kvalet.actors.decisions.plan.flags import arguments, resolve_flags
+from kvalet.actors.decisions.plan.flags import arguments, last_word, resolve_flags
 from kvalet.actors.decisions.plan.quants import quantised
 
 Wish = Literal["auto", "off", "on"]
@@ -22,7 +22,7 @@ VARIABLE: Final = "LLAMA_EXACT_CONCURRENCY"
 WISHES: Final[dict[str, Wish]] = {"auto": "auto", "off": "off", "on": "on"}
 
 _UNSET: Final = frozenset({"", "0", "no", "off", "false"})
-_REUSE: Final = ("--cache-reuse", "LLAMA_ARG_CACHE_REUSE")
+_REUSE: Final = (("--cache-reuse",), "LLAMA_ARG_CACHE_REUSE")
 _SHIFT: Final = {"--context-shift": True, "--no-context-shift": False}
 _SHIFT_VARIABLE: Final = "LLAMA_ARG_CONTEXT_SHIFT"
 _N_CPU_MOE: Final = (("-ncmoe", "--n-cpu-moe"), "LLAMA_ARG_N_CPU_MOE")
@@ -90,7 +90,7 @@ def contradictions(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ..
 
 def _contradictions(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
     flags = resolve_flags(argv, env).flags
-    if _last(argv, env, *_REUSE) not in (None, "0"):
+    if last_word(arguments(argv), env, *_REUSE) not in (None, "0"):
         yield "--cache-reuse"
     if _shifts(argv, env):
         yield "--context-shift"
@@ -186,14 +186,6 @@ def _shortfall(evidence: Evidence, need: int) -> str:
     if free is not None and free < need:
         return f"its parks may need {need} MiB of host memory, and {free} MiB are free"
     return ""
-
-
-def _last(argv: Sequence[str], env: Mapping[str, str], flag: str, variable: str) -> str | None:
-    found = env.get(variable)
-    for argument in arguments(argv):
-        if argument.name == flag:
-            found = argument.value
-    return found
 
 
 def _shifts(argv: Sequence[str], env: Mapping[str, str]) -> bool:

@@ -66,6 +66,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     away_since: Nanos | None = None
 
     @property
+    def gone_since(self) -> Nanos | None:
+        """When it was parked, by whomever; None while it is not."""
+        return self.since_ns if self.state == PARKED else self.away_since
+
+    @property
     def away(self) -> bool:
         """Whether the server holds it parked, while it keeps its slot."""
         return self.away_since is not None

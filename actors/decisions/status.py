@@ -82,7 +82,7 @@ def _pool(house: House) -> dict[str, int]:
         "resident": sum(
             lease.cells for lease in leases if lease.state in HOLDING and not lease.away
         ),
-        "parked": sum(lease.cells for lease in leases if lease.state == PARKED or lease.away),
+        "parked": sum(lease.cells for lease in leases if lease.gone_since is not None),
         "idle": house.residue_total,
         "headroom": house.headroom,
         "saved_bytes": house.saved_bytes,
@@ -91,9 +91,8 @@ def _pool(house: House) -> dict[str, int]:
 
 def _lease(lease: Lease, now_ns: Nanos) -> dict[str, Any]:
     parked_ns = lease.parked_ns
-    gone_ns = lease.since_ns if lease.state == PARKED else lease.away_since
-    if gone_ns is not None:
-        parked_ns = Nanos(parked_ns + now_ns - gone_ns)
+    if lease.gone_since is not None:
+        parked_ns = Nanos(parked_ns + now_ns - lease.gone_since)
     return {
         "lease": lease.lease,
         "request": lease.request,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvalet.protocol.notices import Notice
 from kvalet.sims.fakeserver.constants import OLD_BUDGET_MIB
@@ -109,52 +109,30 @@ def _row(head: str, *lines: str) -> str:
     )
 
 
+_G1: Final = Build(name="G1", parks=True, default_mib=OLD_BUDGET_MIB)
+_G2: Final = evolve(_G1, name="G2", asynchronous=True)
+_G3: Final = evolve(_G2, name="G3", comments=True, opens_at_park=True, index="above zero")
+_G4: Final = evolve(
+    _G3,
+    name="G4",
+    default_mib=0,
+    recomputed_comment=True,
+    index="always",
+    recompute=True,
+    record=True,
+    exact=True,
+)
+
 BUILDS: Final = {
     build.name: build
     for build in (
         Build(name="G0"),
-        Build(name="G1", parks=True, default_mib=OLD_BUDGET_MIB),
-        Build(name="G2", parks=True, default_mib=OLD_BUDGET_MIB, asynchronous=True),
-        Build(
-            name="G3",
-            parks=True,
-            default_mib=OLD_BUDGET_MIB,
-            asynchronous=True,
-            comments=True,
-            opens_at_park=True,
-            index="above zero",
-        ),
-        Build(
-            name="G3-early",
-            parks=True,
-            default_mib=OLD_BUDGET_MIB,
-            asynchronous=True,
-            comments=True,
-            index="above zero",
-        ),
-        Build(
-            name="G4",
-            parks=True,
-            asynchronous=True,
-            comments=True,
-            recomputed_comment=True,
-            opens_at_park=True,
-            index="always",
-            recompute=True,
-            record=True,
-            exact=True,
-        ),
-        Build(
-            name="G4-counts",
-            parks=True,
-            asynchronous=True,
-            comments=True,
-            opens_at_park=True,
-            index="always",
-            recompute=True,
-            record=True,
-            exact=True,
-        ),
+        _G1,
+        _G2,
+        _G3,
+        evolve(_G3, name="G3-early", opens_at_park=False),
+        _G4,
+        evolve(_G4, name="G4-counts", recomputed_comment=False),
     )
 }
 """By the name that ``KVALET_SIM_BUILD`` gives."""

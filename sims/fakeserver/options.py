@@ -11,7 +11,7 @@ from attrs import frozen
 from kvalet.actors.decisions.plan.flag_table import MEMORY_FLAGS
 from kvalet.actors.decisions.plan.flag_values import FALSE_WORDS, MTP_TYPES, TRUE_WORDS
 from kvalet.actors.decisions.plan.flag_words import ONE_VALUE
-from kvalet.actors.decisions.plan.flags import Argument, arguments, resolve_flags
+from kvalet.actors.decisions.plan.flags import Argument, arguments, last_word, resolve_flags
 from kvalet.actors.decisions.plan.server_flags import DRAFT_MAX, ServerFlags
 from kvalet.sims.fakeserver import constants
 from kvalet.sims.fakeserver.build import BUILDS, Build
@@ -160,9 +160,7 @@ class _Said:
 
     def value(self, name: str) -> str | None:
         """The last value that was given."""
-        spellings, variable = _VALUES[name]
-        given = [word.value for word in self._words if word.name in spellings]
-        return given[-1] if given else self._env.get(variable)
+        return last_word(self._words, self._env, *_VALUES[name])
 
     def number(self, name: str, default: int) -> int:
         """That value as a whole number. Raises StartRefused."""

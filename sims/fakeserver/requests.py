@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from kvalet.sims.fakeserver.refusals import Refused, too_long
 from kvalet.sims.fakeserver.template import objects, render
-from kvalet.sims.fakeserver.tokens import detokenize, is_token, tokenize
+from kvalet.sims.fakeserver.tokens import detokenize, is_token, tokenize, tokenize_parts
 
 Surface = Literal["completion", "text", "chat", "responses", "messages"]
 
@@ -242,19 +242,14 @@ def _one_prompt(prompt: object) -> tuple[int, ...]:
     """A text begins with the mark of a beginning; ids are taken as they are."""
     if isinstance(prompt, str):
         return tuple(tokenize(prompt, bos=True))
-    parts = _parts(prompt)
-    if parts is None or any(isinstance(part, bool) for part in parts):
+    ids_and_texts: list[str | int] = []
+    for part in _parts(prompt) or ():
+        if isinstance(part, bool) or not isinstance(part, str | int):
+            raise Refused(400, _NO_PROMPT)
+        ids_and_texts.append(part)
+    if not ids_and_texts:
         raise Refused(400, _NO_PROMPT)
-    ids: list[int] = []
-    for at, part in enumerate(parts):
-        match part:
-            case str():
-                ids += tokenize(part, bos=at == 0)
-            case int():
-                ids.append(part)
-            case _:
-                raise Refused(400, _NO_PROMPT)
-    return tuple(ids)
+    return tuple(tokenize_parts(ids_and_texts, bos=True))
 
 
 def _parts(prompt: object) -> list[object] | None:

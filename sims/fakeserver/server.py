@@ -27,7 +27,7 @@ from kvalet.sims.fakeserver.requests import (
 from kvalet.sims.fakeserver.slot import Job
 from kvalet.sims.fakeserver.slot_files import SlotFiles
 from kvalet.sims.fakeserver.template import render
-from kvalet.sims.fakeserver.tokens import detokenize, is_token, piece_of, tokenize
+from kvalet.sims.fakeserver.tokens import detokenize, is_token, piece_of, tokenize_parts
 from kvalet.sims.fakeserver.turns import Log, Mailbox, Turns
 from kvalet.sims.fakeserver.typed_surfaces import open_voice
 from kvalet.sims.fakeserver.wire import HEADERS, JSON_HEADERS, Sender
@@ -306,14 +306,11 @@ class SimServer:
         body = decode_object(reply.request.body)
         content: object = body.get("content", "")
         parts = cast(list[object], content) if isinstance(content, list) else [content]
-        special = body.get("parse_special", True) is not False
-        ids: list[int] = []
-        # Texts and ids may stand side by side; ids are taken as they are.
-        for at, part in enumerate(parts):
-            bos = at == 0 and body.get("add_special") is True
-            ids += (
-                [part] if isinstance(part, int) else tokenize(str(part), bos=bos, special=special)
-            )
+        ids = tokenize_parts(
+            [part if isinstance(part, int) else str(part) for part in parts],
+            bos=body.get("add_special") is True,
+            special=body.get("parse_special", True) is not False,
+        )
         tokens: list[Any] = [_piece(token) for token in ids] if body.get("with_pieces") else ids
         await self._json(reply, msgspec.json.encode({"tokens": tokens}))
 

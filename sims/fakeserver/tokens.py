@@ -49,6 +49,19 @@ def tokenize(text: str, *, bos: bool = False, special: bool = True) -> list[int]
     return ids
 
 
+def tokenize_parts(
+    parts: Iterable[str | int], *, bos: bool = False, special: bool = True
+) -> list[int]:
+    """Texts and ids side by side, as ids; ``bos`` is for a text that comes first."""
+    ids: list[int] = []
+    for at, part in enumerate(parts):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += tokenize(part, bos=bos and at == 0, special=special)
+    return ids
+
+
 def piece_of(token: int) -> bytes:
     """The bytes of one token, those of a template's marks included."""
     if token >= _TRIPLES:

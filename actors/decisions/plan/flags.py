@@ -8,7 +8,7 @@ stood before it stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from attrs import evolve, field, fields, frozen
@@ -81,6 +81,15 @@ def arguments(argv: Sequence[str]) -> Iterator[Argument]:
         argument = _argument(argv, at)
         yield argument
         at += len(argument.words)
+
+
+def last_word(
+    given: Iterable[Argument], env: Mapping[str, str], names: Collection[str], variable: str
+) -> str | None:
+    """The value that counts of an option outside the memory table: the last one on the command
+    line, whatever its spelling, and else the variable's."""
+    words = [argument.value for argument in given if argument.name in names]
+    return words[-1] if words else env.get(variable)
 
 
 def canonical(word: str) -> str:
