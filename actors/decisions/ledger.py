@@ -225,14 +225,14 @@ def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
         return Cells(price - lease.seats * lease.prompt) if price <= house.at_hand else None
     settings = house.settings
     left = min(left, until_forced(lease, 0))
-    room = house.at_hand - lease.prompt
+    room = most = house.at_hand - lease.prompt
     least = min(left, settings.first_block)
     if feasible:
-        room -= kept_for_others(house, lease)
-        least = min(left, settings.block_min, max(room, 1))
-    if least > room:
+        most -= kept_for_others(house, lease)
+        least = min(left, settings.block_min, max(most, 1))
+    if least > most:
         return None
-    return Cells(min(left, max(least, room // max(2, house.slots))))
+    return Cells(min(left, most, max(least, room // max(2, house.slots))))
 
 
 def honest_price(house: House, lease: Lease) -> Cells:
