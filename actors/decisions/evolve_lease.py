@@ -200,18 +200,17 @@ def pressed(house: House, event: e.PoolPressed, at_ns: Nanos) -> House:
     """The asker waits; the victim parks at the end of its leg."""
     asker = house.leases[event.asker]
     if asker.state == RUNNING:
-        house = _put(
-            house,
-            replace(
-                asker,
-                state=WAITING,
-                since_ns=at_ns,
-                cells=event.cells,
-                generated=event.generated,
-                need=event.short,
-            ),
-            waiting=(*house.waiting, event.asker),
+        leases = house.leases.copy()
+        leases[event.asker] = replace(
+            asker,
+            state=WAITING,
+            since_ns=at_ns,
+            cells=event.cells,
+            generated=event.generated,
+            need=event.short,
         )
+        waiting = (*house.waiting, event.asker)
+        house = replace(house, leases=leases, waiting=waiting, runners=house.runners - 1)
     if event.victim is not None:
         house = _set(house, house.leases[event.victim], ordered=True)
     return house

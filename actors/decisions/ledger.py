@@ -254,12 +254,15 @@ def has_seats(house: House, lease: Lease) -> bool:
 def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...]:
     """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
     common = dict(lease.affinity)
-    residue, taken = house.residue, house.holders.keys() | house.erasing.keys()
-    ranked = sorted(
+    residue, holders, erasing = house.residue, house.holders, house.erasing
+    ranked = [
         (-common.get(slot, 0), residue[slot].order if slot in residue else 0, slot)
         for slot in cast(Sequence[SlotId], range(house.slots))
-        if slot not in taken
-    )
+        if slot not in holders and slot not in erasing
+    ]
+    if lease.seats == 1:
+        return (min(ranked)[2],)
+    ranked.sort()
     return tuple(slot for _, _, slot in ranked[: lease.seats])
 
 

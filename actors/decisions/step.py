@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvalet.actors.decisions.evolve import evolve
+from kvalet.actors.decisions.evolve import RULES
 from kvalet.actors.decisions.state import House
 from kvalet.protocol import events as e
 from kvalet.protocol.events import AnyEvent
@@ -41,7 +41,8 @@ class Step:
 
     def emit(self, event: AnyEvent) -> None:
         """Decide on ``event``."""
+        kind = type(event)
         self.events.append(event)
-        if type(event) in FREEING:
+        if kind in FREEING:
             self.freed = True
-        self.house = evolve(self.house, event, self.at_ns)
+        self.house = RULES[kind](self.house, event, self.at_ns)
