@@ -6,35 +6,25 @@ and stored. Among the guests the door closes first, then the relays end, then th
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import cast
 
 import attrs
 import trio
 
-from kvalet.actors import attach, launcher, preemption, probe, slots, watchdog
-from kvalet.actors.binaries import find_model
-from kvalet.actors.blueprint import LaunchConfig
-from kvalet.actors.config import DEFAULT_PARALLEL, Config, unstructure
-from kvalet.actors.decisions.exact import VARIABLE, wish_of
-from kvalet.actors.decisions.parker import Mode
-from kvalet.actors.decisions.plan.devices import budget_of
+from kvalet.actors import keeper
+from kvalet.actors.config import Config, unstructure
 from kvalet.actors.decisions.refusal import STOPPING
-from kvalet.actors.decisions.state import HANDED_OVER
 from kvalet.actors.facts_host import read_memory_available
-from kvalet.actors.front import Front, FrontConfig, Gate
+from kvalet.actors.front import Front, FrontConfig
+from kvalet.actors.gate import Gate
 from kvalet.actors.http import serve_http
 from kvalet.actors.http_exchange import HttpLimits
 from kvalet.actors.journal import open_journal
 from kvalet.actors.ledger import Ledger
-from kvalet.actors.server import Server
-from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.commands import CloseHouse, OpenHouse, Settings
 from kvalet.protocol.errors import ConfigFault
 from kvalet.protocol.ids import Nanos
@@ -104,24 +94,13 @@ async def open_house(
     """
     gate = Gate()
     front = open_front(config, keys, ledger, gate, draining)
-    async with AsyncExitStack() as stack, trio.open_nursery() as guests:
+    async with trio.open_nursery() as guests:
         async with trio.open_nursery() as door:
             host, port = await door.start(run_door, config, front, ledger, draining)
-            server = await guests.start(start_server, config, ledger)
-            upstream = await stack.enter_async_context(UpstreamClient(server))
-            gate.upstream = upstream
-            guests.start_soon(slots.run, upstream, ledger.tap(TAP_MAX), ledger.tell)
-            guests.start_soon(preemption.run, upstream, ledger.tell, partial(is_busy, ledger))
-            guests.start_soon(watchdog.run, server, ledger.reports())
-            await open_pool(config, ledger, upstream, server)
+            await guests.start(keeper.run, config, ledger, gate)
             task_status.started(Handle(host=host, port=port, ledger=ledger, draining=draining))
         await wait_closed(ledger)
         guests.cancel_scope.cancel()
-
-
-def is_busy(ledger: Ledger) -> bool:
-    """Whether anybody holds or waits for cells."""
-    return bool(ledger.house.leases)
 
 
 def check(config: Config) -> None:
@@ -202,44 +181,11 @@ def settings_of(config: Config) -> Settings:
         preempt=config.preempt,
         first_token_s=config.first_token_s,
         stall_s=config.stall_s,
+        # A server that is not ours is not ours to start.
+        restarts_max=0 if config.attach else config.restarts_max,
+        restart_window_s=config.restart_window_s,
+        restart_wait_s=config.restart_wait_s,
     )
-
-
-async def start_server(
-    config: Config, ledger: Ledger, *, task_status: trio.TaskStatus[Server]
-) -> None:
-    """Launch the child, or attach to a running server; returns when it has ended."""
-    if config.attach is not None:
-        await attach.run(
-            config.attach, config.ctx, config.parallel, ledger.reports(), task_status=task_status
-        )
-        return
-    model = await trio.to_thread.run_sync(lambda: find_model(config.model, demo=config.demo))
-    launch = LaunchConfig(
-        model=Path(model),
-        server_bin=config.server_bin,
-        ctx=config.ctx,
-        parallel=config.parallel or DEFAULT_PARALLEL,
-        mode=cast(Mode, config.mode),
-        preempt=config.preempt,
-        exact=wish_of({VARIABLE: os.environ.get(VARIABLE, "")}, request=config.exact),
-        extra_args=config.server_args,
-        state_dir=config.state_dir,
-        budget=budget_of(config.vram_fraction),
-        parking=ledger.house.settings.park_ram_bytes or 0,
-    )
-    await launcher.run(launch, ledger.reports(), task_status=task_status)
-
-
-async def open_pool(
-    config: Config, ledger: Ledger, upstream: UpstreamClient, server: Server
-) -> None:
-    """Settle the park method; the pool opens when the ledger has heard of it."""
-    wanted = config.park_method if config.preempt else "recompute"
-    if ledger.house.server.parks:
-        wanted = HANDED_OVER
-    ledger.tell(await probe.choose_method(upstream, server.generation, wanted))
-    await ledger.wait_for(lambda house: house.ready or house.server.state == "failed")
 
 
 def open_front(

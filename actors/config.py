@@ -111,6 +111,10 @@ class Config:
     stall_s: float = attrs.field(default=DEFAULTS.stall_s, validator=_positive)
     keepalive_s: float = attrs.field(default=2.0, validator=_positive)
     drain_s: float = attrs.field(default=10.0, validator=_positive)
+    restarts_max: int = attrs.field(default=3, validator=_not_negative)
+    restart_window_s: float = attrs.field(default=300.0, validator=_positive)
+    restart_wait_s: float = attrs.field(default=1.0, validator=_positive)
+    health_s: float = attrs.field(default=5.0, validator=_positive)
     vram_fraction: float = attrs.field(default=0.95, validator=_fraction)
 
     @property

@@ -12,15 +12,14 @@ import attrs
 import msgspec
 import trio
 
+from kvalet.actors.carry import is_settled, reach_ready, wait_settled
 from kvalet.actors.client import JSON_HEADERS, SSE_HEADERS
-from kvalet.actors.decisions.state import House
 from kvalet.actors.decisions.status import status
+from kvalet.actors.gate import Gate
 from kvalet.actors.http_exchange import Exchange, Request
 from kvalet.actors.journal import READ_BYTES
 from kvalet.actors.ledger import Ledger
-from kvalet.actors.prefixes import Prefixes
 from kvalet.actors.relay import Relay
-from kvalet.actors.upstream import UpstreamClient
 from kvalet.actors.wires import Wires
 from kvalet.protocol import notices
 from kvalet.protocol.errors import ClientFault, ServerFault
@@ -50,13 +49,6 @@ PATH_SAFE = "/!$&'()*+,;=@~"
 PASSED_HEADERS = ("content-type",)
 
 
-@attrs.define
-class Gate:
-    """The server as the front reaches it; ``upstream`` is None until one is ready."""
-
-    upstream: UpstreamClient | None = None
-
-
 @attrs.frozen(kw_only=True)
 class FrontConfig:
     """What the front needs to know. ``keys``: accepted API keys, none means open;
@@ -82,7 +74,6 @@ class Front:
         self._ledger = ledger
         self._gate = gate
         self._draining = draining
-        self._prefixes = Prefixes()
         self._own: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "/health": self._health,
             "/v1/health": self._health,
@@ -122,17 +113,15 @@ class Front:
     async def _relay(self, exchange: Exchange, surface: str) -> None:
         request = parse_request(surface, exchange.request.body)
         park_every = self._forced(exchange.request.headers)
-        upstream = await self._wait_ready(exchange, request.streaming)
-        if upstream is None:
+        if not await self._wait_ready(exchange, request.streaming):
             return
         config = self._config
         wires = Wires(
             ledger=self._ledger,
-            upstream=upstream,
+            gate=self._gate,
             keepalive_s=config.keepalive_s,
             first_token_s=config.first_token_s,
             stall_s=config.stall_s,
-            prefixes=self._prefixes,
             park_every=park_every,
         )
         await Relay(exchange, request, self._ledger.open_mailbox(), wires).run()
@@ -142,46 +131,29 @@ class Front:
         wish = headers.get("kvalet-park-every", "0") if self._config.debug else "0"
         return whole_number(wish, "Kvalet-Park-Every", "bad_park_every")
 
-    async def _wait_ready(self, exchange: Exchange, streaming: bool) -> UpstreamClient | None:
-        """The server once it is ready; None when a stream already told its client otherwise."""
-        if self._is_settled(self._ledger.house):
-            return self._ready()
-        if not streaming:
-            await self._ledger.wait_for(self._is_settled)
-            return self._ready()
+    async def _wait_ready(self, exchange: Exchange, streaming: bool) -> bool:
+        """Whether a server is there now; False when a stream already told its client otherwise."""
+        ledger, gate = self._ledger, self._gate
+        if is_settled(ledger.house, gate) or not streaming:
+            await wait_settled(ledger, gate)
+            reach_ready(ledger, gate)
+            return True
         await exchange.start_stream(200, SSE_HEADERS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(repeat, exchange, notices.ADMISSION_WAIT, self._config.keepalive_s)
-            await self._ledger.wait_for(self._is_settled)
+            await wait_settled(ledger, gate)
             nursery.cancel_scope.cancel()
         try:
-            upstream = self._ready()
+            reach_ready(ledger, gate)
         except ServerFault as fault:
             await exchange.send(fault_event(fault))
             await exchange.finish()
-            return None
+            return False
         await exchange.send(notices.ADMISSION_DONE)
-        return upstream
-
-    def _is_settled(self, house: House) -> bool:
-        gone = house.server.state in ("failed", "stopped")
-        return gone or (house.ready and self._gate.upstream is not None)
-
-    def _ready(self) -> UpstreamClient:
-        house = self._ledger.house
-        if self._ledger.failure is not None:
-            raise ServerFault(self._ledger.failure, status=503, code="journal_failed")
-        if self._gate.upstream is None or not house.ready:
-            reason = f": {house.server.reason}" if house.server.reason else ""
-            raise ServerFault(
-                f"llama-server is {house.server.state}{reason}",
-                status=503,
-                code="server_unavailable",
-            )
-        return self._gate.upstream
+        return True
 
     async def _health(self, exchange: Exchange) -> None:
-        self._ready()
+        reach_ready(self._ledger, self._gate)
         await exchange.respond(200, JSON_HEADERS, b'{"status":"ok"}')
 
     async def _status(self, exchange: Exchange) -> None:
@@ -218,7 +190,9 @@ class Front:
     async def _pass_through(self, exchange: Exchange) -> None:
         request = exchange.request
         target = passed_target(request)
-        answer = await self._ready().call(request.method, target, request.body)
+        answer = await reach_ready(self._ledger, self._gate).call(
+            request.method, target, request.body
+        )
         headers = {n: answer.headers[n] for n in PASSED_HEADERS if n in answer.headers}
         await exchange.respond(answer.status_code, headers, answer.content)
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -127,11 +127,13 @@ async def run(
     *,
     env: Mapping[str, str] | None = None,
     generation: int = 1,
+    directory: Path | None = None,
     pick_port: Callable[[], int] = free_port,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Launch one llama-server, start with its :class:`Server`, return when it has ended.
 
+    It saves slots in ``directory``, which stays; without one in a directory of its own.
     Reports LaunchPlanned and SpawnSeen per attempt, ReadySeen, and one ExitSeen; closes
     ``reports``. Cancelled, it stops the child first; nothing of it is left behind. Raises
     EnvironmentFault or ConfigFault when the server does not come up.
@@ -141,7 +143,7 @@ async def run(
         model = await trio.to_thread.run_sync(lambda: find_model(config.model))
         binary = await trio.to_thread.run_sync(find_server, config.server_bin, env)
         capabilities = await trio.to_thread.run_sync(probe_capabilities, binary, env)
-        with slot_directory() as directory:
+        with nullcontext(directory) if directory else slot_directory() as directory:
             launch = _Launch(
                 config=evolve(config, model=model),
                 binary=binary,
@@ -152,7 +154,7 @@ async def run(
                 directory=directory,
             )
             for folder in (launch.slots, directory / "config"):
-                folder.mkdir(mode=0o700)
+                folder.mkdir(mode=0o700, exist_ok=True)
             await _launch(launch, reports, pick_port, task_status)
 
 

@@ -21,7 +21,15 @@ RequestEvent = (
     | e.StreamStalled
 )
 GrowthEvent = e.LeaseGranted | e.LeaseExtended | e.PoolPressed | e.LeaseEnded | e.LeaseReleased
-ParkEvent = e.LeaseParking | e.LeaseParked | e.LeaseResumed | e.LeaseRecomputed | e.LeaseRestored
+ParkEvent = (
+    e.LeaseParking
+    | e.LeaseParked
+    | e.LeaseResumed
+    | e.LeaseRecomputed
+    | e.LeaseRestored
+    | e.PartialMeasured
+    | e.LeaseCleared
+)
 HouseEvent = e.HouseOpened | e.JournalTorn | e.SlotCleared | e.PoolRead | e.MethodDemoted
 
 
@@ -61,6 +69,8 @@ def _say(event: e.AnyEvent) -> str:
             | e.LeaseResumed()
             | e.LeaseRecomputed()
             | e.LeaseRestored()
+            | e.PartialMeasured()
+            | e.LeaseCleared()
         ):
             return _park(event)
         case (
@@ -71,6 +81,8 @@ def _say(event: e.AnyEvent) -> str:
             | e.ExactJudged()
             | e.ServerProbed()
             | e.ServerExited()
+            | e.ServerHung()
+            | e.ServerRestarted()
         ):
             return _server(event)
         case e.HouseOpened() | e.JournalTorn() | e.SlotCleared() | e.PoolRead() | e.MethodDemoted():
@@ -143,6 +155,8 @@ def _park(event: ParkEvent) -> str:
             )
         case e.LeaseParked():
             saved = f", {event.saved_bytes / MIB:.1f} MiB saved" if event.saved_bytes else ""
+            if event.cause:
+                return f"{event.request} lost its server, and waits for the next one"
             return (
                 f"{event.request} is parked ({event.method}): {event.cells} cells free{saved}; "
                 f"{event.pool_granted} were granted until now"
@@ -157,6 +171,12 @@ def _park(event: ParkEvent) -> str:
             return f"{event.request} had {event.cells} cells computed again{miss}"
         case e.LeaseRestored():
             return f"{event.request} has all its {event.cells} cells back"
+        case e.PartialMeasured():
+            return (
+                f"{event.request} is to go on after {event.generated} tokens, {event.cells} cells"
+            )
+        case e.LeaseCleared():
+            return f"{event.request} decodes again: it did not kill its server"
 
 
 def _server(event: ServerEvent) -> str:
@@ -189,6 +209,11 @@ def _server(event: ServerEvent) -> str:
             how = "ended as planned" if event.planned else "ended unexpectedly"
             reason = f": {event.reason}" if event.reason else ""
             return f"{launch} {how} with status {event.code}{reason}"
+        case e.ServerHung():
+            return f"{launch} gave no sign of life for {event.silent_s:.0f} s: it is ended"
+        case e.ServerRestarted():
+            when = f" in {event.wait_s:g} s" if event.wait_s else ""
+            return f"{launch} is ordered{when}: restart {event.attempt}"
 
 
 def _weighed(event: e.ServerWeighed) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from kvalet.actors.decisions.recovery import POISON
 from kvalet.actors.parking import file_name
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.commands import Command, SlotSeen
@@ -20,7 +21,7 @@ from kvalet.protocol.events import AnyEvent, LeaseEnded, ServerExited
 from kvalet.protocol.ids import Cells, SlotId
 
 RETRY_S = 1.0
-LOST = ("lost", "server-lost")
+LOST = ("lost", "server-lost", POISON)
 
 
 async def run(

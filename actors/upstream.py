@@ -18,7 +18,7 @@ import trio
 
 from kvalet.actors.server import Server, open_client
 from kvalet.protocol import llama
-from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
+from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault, ServerLost
 from kvalet.protocol.ids import Cells, SlotId
 from kvalet.protocol.openai import CHAT, ParsedRequest, Partial, count_bodies, tokenize_body
 
@@ -75,7 +75,7 @@ class UpstreamClient:
         except httpx.InvalidURL as error:
             raise ClientFault(f"not a request target: {error}") from error
         except httpx.HTTPError as error:
-            raise ServerFault(f"llama-server did not answer {method} {path}: {error!r}") from error
+            raise ServerLost(f"llama-server did not answer {method} {path}: {error!r}") from error
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         """The body of a 200 answer. 4xx becomes a ClientFault, anything else a ServerFault."""
@@ -202,7 +202,7 @@ class UpstreamClient:
             ) as response:
                 yield response
         except httpx.HTTPError as error:
-            raise ServerFault(f"llama-server broke the stream: {error!r}") from error
+            raise ServerLost(f"llama-server broke the stream: {error!r}") from error
 
 
 def _file(name: str) -> bytes:

@@ -1,7 +1,9 @@
-"""Asks the server for its health, and reports an attached one that is gone."""
+"""Asks the server for its health, and reports one that gives no sign of life."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final
 
 import httpx
@@ -9,10 +11,9 @@ import structlog
 import trio
 
 from kvalet.actors.server import Server, open_client
-from kvalet.protocol.commands import Command, ExitSeen
+from kvalet.protocol.commands import Command, ExitSeen, HangSeen
 
 FAILURES_MAX: Final = 3
-_TIMEOUT_S: Final = 5.0
 
 
 async def run(
@@ -20,31 +21,40 @@ async def run(
     reports: trio.MemorySendChannel[Command],
     interval_s: float = 5.0,
     *,
+    heard_at: Callable[[], float] = lambda: -math.inf,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> None:
-    """Ask ``/health`` every ``interval_s`` until cancelled; closes ``reports``.
+    """Ask ``/health`` every ``interval_s``, and wait as long for an answer; closes ``reports``.
 
-    A launched server's end is the launcher's to see. An attached one that fails three times
-    in a row is reported as ExitSeen ``unreachable``, and this returns.
+    After three failures in a row it reports and returns: an attached server as ExitSeen
+    ``unreachable``, a launched one as HangSeen (its end is the launcher's to see), unless it
+    was heard since on some stream: ``heard_at()`` says when, in seconds of trio's clock.
     """
     log = structlog.get_logger(__name__)
-    failures = 0
+    failures, since = 0, trio.current_time()
     async with (
         reports,
         open_client(
-            server.url, server.api_key, timeout_s=_TIMEOUT_S, transport=transport
+            server.url, server.api_key, timeout_s=interval_s, transport=transport
         ) as client,
     ):
-        while failures < FAILURES_MAX or server.pid is not None:
+        while failures < FAILURES_MAX:
             await trio.sleep(interval_s)
+            asked = trio.current_time()
             if await _is_healthy(client):
                 failures = 0
-            else:
-                failures += 1
-                log.warning("no answer to /health", url=server.url, failures=failures)
-        await reports.send(
-            ExitSeen(generation=server.generation, code=0, planned=False, reason="unreachable")
-        )
+                continue
+            failures = failures + 1 if failures and heard_at() <= since else 1
+            since = asked if failures == 1 else since
+            log.warning("no answer to /health", url=server.url, failures=failures)
+        silent_s = trio.current_time() - since
+        await reports.send(_verdict(server, silent_s))
+
+
+def _verdict(server: Server, silent_s: float) -> Command:
+    if server.pid is None:
+        return ExitSeen(generation=server.generation, code=0, planned=False, reason="unreachable")
+    return HangSeen(generation=server.generation, silent_s=silent_s)
 
 
 async def _is_healthy(client: httpx.AsyncClient) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from kvalet.actors.gate import Gate
 from kvalet.actors.ledger import Ledger
-from kvalet.actors.prefixes import Prefixes
-from kvalet.actors.upstream import UpstreamClient
 
 
 @attrs.frozen
@@ -14,9 +13,8 @@ class Wires:
     """Whom a relay talks to, and how patient it is; times in seconds."""
 
     ledger: Ledger
-    upstream: UpstreamClient
+    gate: Gate
     keepalive_s: float
     first_token_s: float
     stall_s: float
-    prefixes: Prefixes
     park_every: int

@@ -63,6 +63,10 @@ MEANINGS = {
     "debug": "lets a request ask for parks with the header `Kvalet-Park-Every`; for tests",
     "vram_fraction": "the part of a card's memory that a launch may use, above 0 and up to 1",
     "drain_s": "seconds that running answers get when kvalet is told to stop",
+    "restarts_max": "how often a llama-server that died is started again in restart_window_s",
+    "restart_window_s": "seconds that a restart counts against restarts_max",
+    "restart_wait_s": "seconds before the second restart; four times as long before each further one",
+    "health_s": "seconds between two looks at llama-server's /health, and for an answer to one",
 }
 DEFAULTS = {"state_dir": "$XDG_STATE_HOME/kvalet"}
 

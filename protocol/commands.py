@@ -18,7 +18,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``block_min``, ``first_block`` and ``quantum`` are cells: the smallest credit worth a
     leg, the credit a newcomer should start with, and what a resumed chat may run before
     it can be parked again. ``park_ram_bytes`` bounds what is saved (None: no bound); above
-    it a park drops the cells and they are computed again.
+    it a park drops the cells and they are computed again. A server that dies is started again at
+    most ``restarts_max`` times in ``restart_window_s`` seconds: at once, then after
+    ``restart_wait_s`` seconds, and four times as many with each further end.
     """
 
     policy: str = "fair-share"
@@ -32,6 +34,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     preempt: bool = True
     first_token_s: float = 1200.0
     stall_s: float = 120.0
+    restarts_max: int = 0
+    restart_window_s: float = 300.0
+    restart_wait_s: float = 1.0
 
 
 DEFAULTS = Settings()
@@ -134,12 +139,31 @@ class SlotErased(_Command, frozen=True, kw_only=True, tag="slot-erased"):
     cells: Cells
 
 
+class PartialCounted(_Command, frozen=True, kw_only=True, tag="partial-counted"):
+    """What the client of a stranded chat holds, counted anew: ``cells`` with its prompt,
+    ``generated`` of them its answer's."""
+
+    request: RequestId
+    cells: Cells
+    generated: int
+
+
+class ProgressSeen(_Command, frozen=True, kw_only=True, tag="progress-seen"):
+    """A chat that was running when a server died decodes again: it is not what killed it."""
+
+    request: RequestId
+
+
 class SilenceSeen(_Command, frozen=True, kw_only=True, tag="silence-seen"):
-    """A stream sent no datum for ``silent_s``; ``phase`` is ``first-token`` or ``decode``."""
+    """A stream sent no datum for ``silent_s``; ``phase`` is ``first-token`` or ``decode``.
+
+    ``alone``: the server sent no datum on any other stream either.
+    """
 
     request: RequestId
     phase: str
     silent_s: float
+    alone: bool = False
 
 
 class NoticeHeard(_Command, frozen=True, kw_only=True, tag="notice-heard"):
@@ -251,6 +275,13 @@ class ExitSeen(_Command, frozen=True, kw_only=True, tag="exit-seen"):
     reason: str = ""
 
 
+class HangSeen(_Command, frozen=True, kw_only=True, tag="hang-seen"):
+    """The child lives and answers nothing, for ``silent_s`` seconds."""
+
+    generation: int
+    silent_s: float
+
+
 class CloseHouse(_Command, frozen=True, kw_only=True, tag="close-house"):
     """kvalet stops and waits no longer: whatever is open ends now, each with its error."""
 
@@ -269,6 +300,8 @@ Command = (
     | CacheSeen
     | SlotSeen
     | SlotErased
+    | PartialCounted
+    | ProgressSeen
     | SilenceSeen
     | NoticeHeard
     | PressureRead
@@ -279,4 +312,5 @@ Command = (
     | MemorySeen
     | ProbeSeen
     | ExitSeen
+    | HangSeen
 )

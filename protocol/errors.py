@@ -43,6 +43,10 @@ class ServerFault(KvaletError):
         self.code = code
 
 
+class ServerLost(ServerFault):
+    """There is no answer, or half of one: llama-server may be dead."""
+
+
 class ConfigFault(KvaletError):
     """A setting or a flag is wrong. ``problems`` lists all of them."""
 

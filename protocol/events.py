@@ -118,7 +118,11 @@ class LeaseParking(_Event, frozen=True, kw_only=True, tag="lease.parking"):
 
 
 class LeaseParked(_Event, frozen=True, kw_only=True, tag="lease.parked"):
-    """The victim's cells are free. ``pool_granted``: what was granted until this moment."""
+    """The victim's cells are free. ``pool_granted``: what was granted until this moment.
+
+    ``cause`` is ``crash`` when they went with their server; then what the client holds is
+    counted before the chat is resumed.
+    """
 
     request: RequestId
     lease: LeaseId
@@ -126,6 +130,21 @@ class LeaseParked(_Event, frozen=True, kw_only=True, tag="lease.parked"):
     cells: Cells
     saved_bytes: int
     pool_granted: Cells
+    cause: str = ""
+
+
+class PartialMeasured(_Event, frozen=True, kw_only=True, tag="partial.counted"):
+    """What a chat that lost its server will go on from: ``cells`` with its prompt."""
+
+    request: RequestId
+    cells: Cells
+    generated: int
+
+
+class LeaseCleared(_Event, frozen=True, kw_only=True, tag="lease.cleared"):
+    """A chat that was running when a server died decodes again: it is not what killed it."""
+
+    request: RequestId
 
 
 class LeaseResumed(_Event, frozen=True, kw_only=True, tag="lease.resumed"):
@@ -300,6 +319,25 @@ class ServerExited(_Event, frozen=True, kw_only=True, tag="server.exited"):
     reason: str = ""
 
 
+class ServerHung(_Event, frozen=True, kw_only=True, tag="server.hung"):
+    """The child lives and gives no sign of it: it is to be ended."""
+
+    generation: int
+    silent_s: float
+
+
+class ServerRestarted(_Event, frozen=True, kw_only=True, tag="server.restarted"):
+    """A server is started again as ``generation``, ``wait_s`` seconds from now.
+
+    ``attempt`` counts the restarts that are remembered (``Settings.restart_window_s``), this
+    one included.
+    """
+
+    generation: int
+    attempt: int
+    wait_s: float
+
+
 AnyEvent = (
     HouseOpened
     | JournalTorn
@@ -312,6 +350,8 @@ AnyEvent = (
     | PoolPressed
     | LeaseParking
     | LeaseParked
+    | PartialMeasured
+    | LeaseCleared
     | LeaseResumed
     | LeaseRecomputed
     | LeaseRestored
@@ -330,4 +370,6 @@ AnyEvent = (
     | ExactJudged
     | ServerProbed
     | ServerExited
+    | ServerHung
+    | ServerRestarted
 )

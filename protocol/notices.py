@@ -80,6 +80,10 @@ class NoticeState:
         self._resume(prompt)
         return self._odd("data-while-parked")
 
+    def lose(self) -> None:
+        """The server is gone, and with it whatever it held parked."""
+        self._parked.clear()
+
     def _park(self, prompt: int) -> str | None:
         if prompt in self._parked:
             return self._odd("preempted-twice")

@@ -74,6 +74,7 @@ class Answer:
         self._totals = Totals()
         self._leg_tokens = 0
         self._measured = False
+        self._said = False
 
     @property
     def partial(self) -> Partial:
@@ -147,7 +148,15 @@ class Answer:
             return NOTHING
         return self._flush()
 
+    def strand(self) -> bool:
+        """The leg's server died: drop what the client was not sent. Whether the answer can go
+        on elsewhere: it can be continued, or its client has heard nothing of it yet."""
+        self._pending = []
+        self._finish = []
+        return self.request.continuable or not self._said
+
     def _settle(self, chunk: Chunk) -> None:
+        self._said = self._said or bool(chunk.text or chunk.reasoning or chunk.tool_call)
         if chunk.text:
             self._content.append(chunk.text)
         if chunk.reasoning:

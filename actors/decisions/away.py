@@ -64,6 +64,13 @@ class Away:
             return b""
         return self.hear(Notice.PREEMPTED if parked else Notice.RESUMED, 0, now).comment
 
+    def lose(self, now: float) -> bool:
+        """The server died: whoever it held parked is away no more. Whether it held the stream."""
+        was = self.parked
+        self._state.lose()
+        self._turned(was, now)
+        return was
+
     def settle(self, record: ParkRecord | None) -> Heard:
         """The server's own count at the end: a recompute that nobody announced is told now."""
         counted = (record.recomputes if record else None) or 0

@@ -26,6 +26,9 @@ from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
 
 replace = msgspec.structs.replace
 
+CRASH = "crash"
+"""The cause of a park whose cells went with their server."""
+
 
 def _put(house: House, lease: Lease, **changes: Any) -> House:
     request = lease.request
@@ -59,6 +62,18 @@ def refused(house: House, event: e.LeaseRefused, at_ns: Nanos) -> House:
     totals = replace(house.totals, refused=house.totals.refused + 1)
     queue = _without(house.queue, event.request)
     return replace(house, leases=leases, queue=queue, totals=totals)
+
+
+def partial_measured(house: House, event: e.PartialMeasured, at_ns: Nanos) -> House:
+    """What a stranded chat goes on from is known."""
+    cells, generated = event.cells, event.generated
+    lease = house.leases[event.request]
+    return _set(house, lease, cells=cells, generated=generated, stranded=False)
+
+
+def cleared(house: House, event: e.LeaseCleared, at_ns: Nanos) -> House:
+    """It is not suspected of its server's end any more."""
+    return _set(house, house.leases[event.request], crashes=0)
 
 
 def recomputed(house: House, event: e.LeaseRecomputed, at_ns: Nanos) -> House:
@@ -239,23 +254,31 @@ def _leave_slots(house: House, lease: Lease) -> dict[SlotId, RequestId]:
 
 
 def parked(house: House, event: e.LeaseParked, at_ns: Nanos) -> House:
-    """Slot and cells are given back."""
+    """Slot and cells are given back. One that its server held parked stays so, by our hand."""
     old = house.leases[event.request]
+    again = int(not old.away)
+    crashed = event.cause == CRASH
     lease = replace(
         old,
         state=PARKED,
-        since_ns=at_ns,
+        since_ns=at_ns if old.away_since is None else old.away_since,
         slots=(),
         granted=Cells(0),
         method=event.method,
         saved_bytes=event.saved_bytes,
-        parks=old.parks + 1,
+        parks=old.parks + again,
+        ordered=False,
+        need=Cells(0),
+        away_since=None,
+        stranded=crashed,
+        crashes=old.crashes + crashed,
     )
     totals = house.totals
     return _put(
         house,
         lease,
-        totals=replace(totals, parks=totals.parks + 1),
+        totals=replace(totals, parks=totals.parks + again),
+        waiting=_without(house.waiting, event.request),
         parked=(*house.parked, event.request),
         holders=_leave_slots(house, old),
         granted_total=Cells(house.granted_total - old.granted),

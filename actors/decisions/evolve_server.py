@@ -11,6 +11,8 @@ from kvalet.actors.decisions.state import House, Server
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, Nanos
 
+NANOS = 1_000_000_000
+
 ServerEvent = (
     e.ServerPlanned
     | e.ServerSpawned
@@ -19,6 +21,8 @@ ServerEvent = (
     | e.ExactJudged
     | e.ServerProbed
     | e.ServerExited
+    | e.ServerHung
+    | e.ServerRestarted
 )
 
 
@@ -50,6 +54,8 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
                 warnings=event.warnings,
                 native_ctx=event.native_ctx,
                 max_ctx=event.max_ctx,
+                wanted=server.wanted,
+                ends=server.ends,
             )
             return replace(house, server=server)
         case e.ServerSpawned():
@@ -87,6 +93,18 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
             state = "stopped" if event.planned else "failed"
             server = replace(server, state=state, pid=None, reason=event.reason)
             return replace(_emptied(house), server=server)
+        case e.ServerHung():
+            return replace(house, server=replace(server, state="hung"))
+        case e.ServerRestarted():
+            server = replace(
+                server,
+                state="restarting",
+                wanted=event.generation,
+                due_ns=Nanos(at_ns + round(event.wait_s * NANOS)),
+                ends=(*server.ends[len(server.ends) + 1 - event.attempt :], at_ns),
+            )
+            totals = replace(house.totals, restarts=house.totals.restarts + 1)
+            return replace(house, server=server, totals=totals)
 
 
 def pool_read(house: House, event: e.PoolRead, at_ns: Nanos) -> House:

@@ -8,62 +8,16 @@ passes the head of a line.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import cast
 
 from msgspec.structs import replace
 
+from kvalet.actors.decisions import recovery, room
 from kvalet.actors.decisions.feasible import is_feasible
 from kvalet.actors.decisions.preemption import choose_victim
 from kvalet.actors.decisions.state import RUNNING, WAITING, House, Lease
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import events as e
-from kvalet.protocol.ids import Cells, LeaseId, SlotId
-
-
-def remaining(house: House, lease: Lease, generated: int) -> int:
-    """Tokens this request may still generate: its own cap, or what the pool could hold."""
-    room = house.cells - house.headroom - lease.prompt - generated
-    if lease.cap is None:
-        return room
-    left = lease.cap - generated
-    return left if left < room else room
-
-
-NEVER = 1 << 62
-
-
-def until_forced(lease: Lease, generated: int) -> int:
-    """Tokens until the next park that a test has wished for."""
-    return lease.park_every - generated % lease.park_every if lease.park_every else NEVER
-
-
-def is_forced(house: House, lease: Lease, generated: int) -> bool:
-    """Whether a test wishes this lease parked right here."""
-    return (
-        lease.park_every > 0
-        and generated > 0
-        and generated % lease.park_every == 0
-        and lease.parks < house.settings.resume_max
-    )
-
-
-def block(house: House, left: int, free: int) -> int:
-    """Credit for the next leg of a chat that may generate ``left`` tokens more: a share of
-    the ``free`` cells, never less than the smallest block.
-
-    A share by slot count makes legs long in an empty pool (a handful for a chat alone) and
-    short in a full one, and never hands more than half of what is free to one chat. While
-    somebody is parked it is a quantum at most, so that freed cells can still bring the
-    parked back instead of lying in the credit of those who run.
-    """
-    slots, settings = house.slots, house.settings
-    share = free // (slots if slots > 2 else 2)
-    if house.parked and share > settings.quantum:
-        share = settings.quantum
-    least = settings.block_min if settings.block_min < free else free
-    share = share if share > least else least
-    return share if share < left else left
+from kvalet.protocol.ids import Cells, LeaseId
 
 
 def fill(step: Step) -> None:
@@ -87,15 +41,15 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     house = step.house
     had, free = lease.granted, house.free
     most = had + (house.at_hand if house.erasing else free)
-    left = remaining(house, lease, generated)
+    left = room.remaining(house, lease, generated)
     if house.feasible and most - cells < left:
-        most -= kept_for_others(house, lease)
+        most -= room.kept_for_others(house, lease)
     if most - cells < least:
         return False
     if lease.park_every:
-        left = min(left, until_forced(lease, generated))
-    granted = Cells(min(max(cells + max(block(house, left, free), least), had), most))
-    erase = to_erase(house, granted - had) if house.residue else ()
+        left = min(left, room.until_forced(lease, generated))
+    granted = Cells(min(max(cells + max(room.block(house, left, free), least), had), most))
+    erase = room.to_erase(house, granted - had) if house.residue else ()
     step.emit(
         e.LeaseExtended(
             request=lease.request,
@@ -110,19 +64,6 @@ def extend(step: Step, lease: Lease, cells: Cells, generated: int, least: Cells)
     return True
 
 
-def kept_for_others(house: House, asker: Lease) -> int:
-    """Cells that stay free so that one of the other holders can still reach its end, after
-    which all that it held is there for the next. Nobody else: none."""
-    rests = [
-        lease.seats * (lease.prompt + lease.cap) - lease.granted
-        for lease in house.leases.values()
-        if lease.cap is not None
-        and lease.state in (RUNNING, WAITING)
-        and lease.request != asker.request
-    ]
-    return max(0, min(rests, default=0))
-
-
 def _extend_head(step: Step) -> bool:
     lease = step.house.leases[step.house.waiting[0]]
     return extend(step, lease, lease.cells, lease.generated, lease.need)
@@ -131,19 +72,14 @@ def _extend_head(step: Step) -> bool:
 def _resume_head(step: Step) -> bool:
     house = step.house
     lease = house.leases[house.parked[0]]
-    if not has_seats(house, lease):
+    if recovery.held_back(house, lease) or not room.has_seats(house, lease):
         return False
-    left = remaining(house, lease, lease.generated)
-    left = min(left, until_forced(lease, lease.generated))
-    alone = house.granted_total == 0
-    settings = house.settings
-    credit = Cells(min(left, settings.block_min if alone else settings.quantum))
-    free = house.at_hand
-    if lease.cells + credit > free:
+    found = room.resumed_credit(house, lease)
+    if found is None:
         return False
-    credit = Cells(max(credit, min(left, (free - lease.cells) // max(2, house.slots))))
-    granted = Cells(lease.cells + credit)
-    slots = free_slots(house, lease)
+    charge, credit = found
+    granted = Cells(lease.cells + charge)
+    slots = room.free_slots(house, lease)
     step.emit(
         e.LeaseResumed(
             request=lease.request,
@@ -152,7 +88,7 @@ def _resume_head(step: Step) -> bool:
             method=lease.method,
             granted=granted,
             credit=credit,
-            erase=to_erase(house, granted, slots),
+            erase=room.to_erase(house, granted, slots),
         )
     )
     return True
@@ -165,15 +101,15 @@ def _grant_head(step: Step) -> bool:
 def grant(step: Step, lease: Lease) -> bool:
     """Grant ``lease`` its slots and first credit, if both are there."""
     house = step.house
-    if not has_seats(house, lease) or lease.seats * lease.prompt > house.at_hand:
+    if not room.has_seats(house, lease) or lease.seats * lease.prompt > house.at_hand:
         return False
     if house.handed_over and lease.seats == 1:
         return _grant_whole(step, lease)
     feasible = is_feasible(house, lease)
-    credit = first_credit(house, lease, feasible)
+    credit = room.first_credit(house, lease, feasible)
     if credit is None:
         return False
-    slots = free_slots(house, lease)
+    slots = room.free_slots(house, lease)
     granted = Cells(lease.seats * lease.prompt + credit)
     step.emit(
         e.LeaseGranted(
@@ -182,7 +118,7 @@ def grant(step: Step, lease: Lease) -> bool:
             slots=slots,
             granted=granted,
             credit=credit,
-            erase=to_erase(house, granted, slots),
+            erase=room.to_erase(house, granted, slots),
             feasible=feasible,
         )
     )
@@ -196,7 +132,7 @@ def _grant_whole(step: Step, lease: Lease) -> bool:
     Several answers to one request (``seats``) are never here: a server parks none of them.
     """
     house = step.house
-    left = remaining(house, lease, 0)
+    left = room.remaining(house, lease, 0)
     charge = Cells(lease.prompt + min(left, house.settings.first_block))
     if charge > house.at_hand:
         return False
@@ -204,87 +140,13 @@ def _grant_whole(step: Step, lease: Lease) -> bool:
         e.LeaseGranted(
             request=lease.request,
             lease=LeaseId(house.last_lease + 1),
-            slots=free_slots(house, lease),
+            slots=room.free_slots(house, lease),
             granted=charge,
             credit=Cells(left),
             feasible=False,
         )
     )
     return True
-
-
-def first_credit(house: House, lease: Lease, feasible: bool) -> Cells | None:
-    """Credit that a newcomer starts with, or None while it must wait.
-
-    A chat that can be parked starts with a block; one that cannot is charged everything
-    that it may generate, since nothing of it can be reclaimed.
-    """
-    left = remaining(house, lease, 0)
-    if not lease.pausable or not house.settings.preempt:
-        price = honest_price(house, lease)
-        return Cells(price - lease.seats * lease.prompt) if price <= house.at_hand else None
-    settings = house.settings
-    left = min(left, until_forced(lease, 0))
-    room = most = house.at_hand - lease.prompt
-    least = min(left, settings.first_block)
-    if feasible:
-        most -= kept_for_others(house, lease)
-        least = min(left, settings.block_min, max(most, 1))
-    if least > most:
-        return None
-    return Cells(min(left, most, max(least, room // max(2, house.slots))))
-
-
-def honest_price(house: House, lease: Lease) -> Cells:
-    """Cells of a request that cannot be parked: prompt plus all that it is permitted.
-
-    Without a cap it is permitted the rest of its share of the pool.
-    """
-    share = house.limit // max(1, house.slots)
-    cap = max(share - lease.prompt, house.settings.block_min) if lease.cap is None else lease.cap
-    cap = min(cap, house.limit // lease.seats - lease.prompt)
-    return Cells(lease.seats * (lease.prompt + max(cap, 1)))
-
-
-def has_seats(house: House, lease: Lease) -> bool:
-    """Whether enough slots are free for ``lease``. One that is being erased is not."""
-    return house.slots - len(house.holders) - len(house.erasing) >= lease.seats
-
-
-def free_slots(house: House, lease: Lease) -> tuple[SlotId, ...]:
-    """Slots for ``lease``: best common prefix first, then empty ones, then the oldest residue."""
-    common = dict(lease.affinity)
-    residue, holders, erasing = house.residue, house.holders, house.erasing
-    ranked = [
-        (-common.get(slot, 0), residue[slot].order if slot in residue else 0, slot)
-        for slot in cast(Sequence[SlotId], range(house.slots))
-        if slot not in holders and slot not in erasing
-    ]
-    if lease.seats == 1:
-        return (min(ranked)[2],)
-    ranked.sort()
-    return tuple(slot for _, _, slot in ranked[: lease.seats])
-
-
-def to_erase(house: House, more: int, taken: tuple[SlotId, ...] = ()) -> tuple[SlotId, ...]:
-    """Idle slots whose residue must go so that ``more`` granted cells really exist.
-
-    Least recently used first. The slots in ``taken`` give their residue up anyway; what
-    somebody else is erasing already has been kept out of ``more``.
-    """
-    over = house.granted_total + more + house.residue_total - house.limit
-    if over <= 0:
-        return ()
-    gone = (*taken, *house.erasing)
-    left = {slot: r for slot, r in house.residue.items() if slot not in gone}
-    over += sum(r.cells for r in left.values()) - house.residue_total
-    erase: list[SlotId] = []
-    for slot, residue in sorted(left.items(), key=lambda item: item[1].order):
-        if over <= 0:
-            break
-        erase.append(slot)
-        over -= residue.cells
-    return tuple(erase)
 
 
 def press(step: Step, asker: Lease, cells: Cells, generated: int, least: Cells) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kvalet.actors.decisions import ledger
+from kvalet.actors.decisions import ledger, recovery, room
 from kvalet.actors.decisions.state import (
     ARRIVED,
     CLOSING,
+    PARKED,
     PARKING,
     RUNNING,
     WAITING,
@@ -103,17 +104,17 @@ def spend(step: Step, command: c.CreditSpent) -> None:
     if lease is None or lease.state != RUNNING:
         return
     cells, generated = command.cells, command.generated
-    left = ledger.remaining(house, lease, generated)
+    left = room.remaining(house, lease, generated)
     if left <= 0 or not lease.pausable or not house.settings.preempt or house.handed_over:
         # What we do not park was given all that it is permitted; there is no more.
         ledger.end_full(step, lease, cells, generated)
         return
     least = house.settings.block_min
     if lease.park_every and not command.stuck:
-        if ledger.is_forced(house, lease, generated):
+        if room.is_forced(house, lease, generated):
             ledger.park(step, lease, cells, generated)
             return
-        least = min(least, ledger.until_forced(lease, generated))
+        least = min(least, room.until_forced(lease, generated))
     if command.stuck:
         least = max(house.settings.block_min, 2 * (lease.granted - lease.cells))
     need = Cells(least if least < left else left)
@@ -180,6 +181,26 @@ def freed(step: Step, command: c.CellsFreed) -> None:
     )
 
 
+def take_up(step: Step, command: c.PartialCounted) -> None:
+    """What a stranded chat goes on from is counted; one that its pool cannot hold ends."""
+    lease = step.house.leases.get(command.request)
+    if lease is None or lease.state != PARKED or not lease.stranded:
+        return
+    step.emit(
+        e.PartialMeasured(request=command.request, cells=command.cells, generated=command.generated)
+    )
+    lease = step.house.leases[command.request]
+    if step.house.ready and recovery.outgrown(step.house, lease):
+        end(step, lease, "context-full", aborted=False)
+
+
+def clear(step: Step, command: c.ProgressSeen) -> None:
+    """It decodes on the server after the one that died under it: the next may be taken up."""
+    lease = step.house.leases.get(command.request)
+    if lease is not None and lease.crashes and lease.state in (RUNNING, WAITING):
+        step.emit(e.LeaseCleared(request=command.request))
+
+
 def release(step: Step, command: c.SlotSeen) -> None:
     """The ended lease's slots are idle: everything it held is free again."""
     lease = step.house.leases.get(command.request)
@@ -228,10 +249,15 @@ def judge_silence(step: Step, command: c.SilenceSeen) -> None:
     if lease.away and server.parks and not server.notices:
         # Its park is seen, but nothing will say that it lasts.
         limit += SILENT_PARK_MAX_S
-    if command.silent_s >= limit:
-        step.emit(
-            e.StreamStalled(request=lease.request, phase=command.phase, silent_s=command.silent_s)
-        )
+    if command.silent_s < limit:
+        return
+    if command.alone and server.state == "ready" and recovery.may_restart(house, step.at_ns):
+        # Nobody hears anything of it: not the stream is at fault, and nobody need lose it.
+        step.emit(e.ServerHung(generation=server.generation, silent_s=command.silent_s))
+        return
+    step.emit(
+        e.StreamStalled(request=lease.request, phase=command.phase, silent_s=command.silent_s)
+    )
 
 
 def hear(step: Step, command: c.NoticeHeard) -> None:

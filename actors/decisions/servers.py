@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvalet.actors.decisions import requests
-from kvalet.actors.decisions.state import RUNNING
+from kvalet.actors.decisions import recovery, requests
+from kvalet.actors.decisions.evolve_lease import CRASH
+from kvalet.actors.decisions.state import CLOSING, HOLDING, RUNNING
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
@@ -11,6 +12,7 @@ from kvalet.protocol.ids import Cells
 
 UP = ("probing", "ready")
 DOWN = ("failed", "stopped")
+GONE = (*DOWN, "restarting")
 
 
 def open_house(step: Step, command: c.OpenHouse) -> None:
@@ -35,7 +37,7 @@ def close_all(step: Step, reason: str) -> None:
 def plan(step: Step, command: c.LaunchPlanned) -> None:
     """A launch is about to happen; what a former server held is gone with it."""
     server = step.house.server
-    if command.generation < server.generation:
+    if command.generation < max(server.generation, server.wanted):
         return
     if server.state in UP:
         close_all(step, "server-lost")
@@ -60,11 +62,11 @@ def spawn(step: Step, command: c.SpawnSeen) -> None:
 def ready(step: Step, command: c.ReadySeen) -> None:
     """The server answers. Leases start once the park method is known.
 
-    Who was queued for a larger pool than this one is refused now, or it would stand at
-    the head of the line for ever.
+    Who was queued or parked in a larger pool than this one ends now, or it would stand at
+    the head of its line for ever.
     """
     server = step.house.server
-    if command.generation < server.generation or server.state in UP:
+    if command.generation < max(server.generation, server.wanted) or server.state in UP:
         return
     if command.generation == server.generation and server.state in DOWN:
         return
@@ -86,6 +88,10 @@ def ready(step: Step, command: c.ReadySeen) -> None:
         refusal = requests.refuse(step.house, step.house.leases[request])
         if refusal is not None:
             step.emit(refusal)
+    for request in step.house.parked:
+        lease = step.house.leases[request]
+        if not lease.stranded and recovery.outgrown(step.house, lease):
+            requests.end(step, lease, "context-full", aborted=False)
 
 
 def weigh(step: Step, command: c.MemorySeen) -> None:
@@ -130,22 +136,71 @@ def probe(step: Step, command: c.ProbeSeen) -> None:
 
 
 def lose(step: Step, command: c.ExitSeen) -> None:
-    """The child is gone: all its leases are closed before anything else may be granted.
+    """The child is gone: its leases are carried over or closed before anything is granted.
 
     Several watch over it, so its end may be reported again; the first report counts.
     """
-    server = step.house.server
-    if command.generation != server.generation or server.state in DOWN:
+    house = step.house
+    server = house.server
+    ordered = server.state == "restarting" and command.generation == server.wanted
+    if not ordered and (command.generation != server.generation or server.state in GONE):
         return
+    # One that gave no sign of life was ended by us, and is a crash all the same.
+    planned = command.planned and server.state != "hung"
+    again = not planned and recovery.may_restart(house, step.at_ns)
+    reason = command.reason
+    if server.state == "hung":
+        reason = f"it gave no sign of life; {reason}"
+    if server.ends and not planned and not again:
+        reason += f" (started again {recovery.recent_ends(house, step.at_ns)} times before)"
     step.emit(
         e.ServerExited(
-            generation=command.generation,
-            code=command.code,
-            planned=command.planned,
-            reason=command.reason,
+            generation=command.generation, code=command.code, planned=planned, reason=reason
         )
     )
-    close_all(step, "server-lost")
+    if again:
+        strand(step)
+        ends = recovery.recent_ends(house, step.at_ns)
+        step.emit(
+            e.ServerRestarted(
+                generation=max(server.generation, server.wanted) + 1,
+                attempt=ends + 1,
+                wait_s=recovery.wait_before(house, ends),
+            )
+        )
+    else:
+        close_all(step, "server-lost")
+
+
+def strand(step: Step) -> None:
+    """Take every lease off the dead server. Those that only wait keep their places."""
+    for lease in list(step.house.leases.values()):
+        if lease.state not in HOLDING:
+            continue
+        if lease.state == CLOSING:
+            step.emit(e.LeaseReleased(request=lease.request, reason=lease.end_reason))
+        elif lease.crashes + 1 >= recovery.CRASHES_MAX:
+            requests.end(step, lease, recovery.POISON, aborted=False)
+            step.emit(e.LeaseReleased(request=lease.request, reason=recovery.POISON))
+        else:
+            step.emit(
+                e.LeaseParked(
+                    request=lease.request,
+                    lease=lease.lease,
+                    method="recompute",
+                    cells=lease.cells,
+                    saved_bytes=0,
+                    pool_granted=step.house.granted_total,
+                    cause=CRASH,
+                )
+            )
+
+
+def hang(step: Step, command: c.HangSeen) -> None:
+    """The child gives no sign of life: whoever started it is to end it."""
+    server = step.house.server
+    if command.generation == server.generation and server.state in UP:
+        step.emit(e.ServerHung(generation=command.generation, silent_s=command.silent_s))
 
 
 def read_pressure(step: Step, command: c.PressureRead) -> None:

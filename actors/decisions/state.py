@@ -33,7 +33,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``cells`` are those known to be occupied (prompt + generated), ``granted`` those it may
     occupy; ``since_ns`` is when the present state began and ``order`` its place among
     those in the same state. ``ordered`` marks a victim that parks at its leg's end;
-    ``away_since`` is when the server parked it, None while it runs.
+    ``away_since`` is when the server parked it, None while it runs. ``stranded``: its server
+    died, and what its client holds is not counted yet. ``crashes``: servers that died under
+    it without its having decoded in between.
     """
 
     request: RequestId
@@ -64,6 +66,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parked_ns: Nanos = Nanos(0)
     end_reason: str = ""
     away_since: Nanos | None = None
+    stranded: bool = False
+    crashes: int = 0
 
     @property
     def gone_since(self) -> Nanos | None:
@@ -84,7 +88,11 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The llama-server as the ledger knows it."""
+    """The llama-server as the ledger knows it.
+
+    ``wanted`` is the generation that is to run, 0 until one is ordered, from ``due_ns`` on;
+    ``ends`` are the moments of the ends that were answered with a restart.
+    """
 
     state: str = "starting"
     generation: int = 0
@@ -100,6 +108,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parks: bool = False
     notices: bool = False
     exact: str = "off"
+    wanted: int = 0
+    due_ns: Nanos = Nanos(0)
+    ends: tuple[Nanos, ...] = ()
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

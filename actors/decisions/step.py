@@ -10,10 +10,12 @@ from kvalet.protocol.ids import Nanos
 
 FREEING = frozenset(
     {
+        e.LeaseCleared,
         e.LeaseParked,
         e.LeaseParking,
         e.LeaseRefused,
         e.LeaseReleased,
+        e.PartialMeasured,
         e.ServerProbed,
         e.SlotCleared,
     }

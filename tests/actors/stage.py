@@ -17,7 +17,8 @@ from kvalet.actors import slots
 from kvalet.actors.app import open_front
 from kvalet.actors.config import Config
 from kvalet.actors.decisions.state import House, recount
-from kvalet.actors.front import Front, Gate
+from kvalet.actors.front import Front
+from kvalet.actors.gate import Gate
 from kvalet.actors.http_exchange import ClientGone, Exchange, Outlet, Request, error_body
 from kvalet.actors.journal import open_journal
 from kvalet.actors.ledger import Ledger

@@ -9,7 +9,7 @@ import trio.testing
 
 from kvalet.actors import attach, watchdog
 from kvalet.actors.server import Server
-from kvalet.protocol.commands import Command, ExitSeen, ReadySeen
+from kvalet.protocol.commands import Command, ExitSeen, HangSeen, ReadySeen
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault
 from kvalet.protocol.ids import Cells
 
@@ -62,10 +62,28 @@ async def test_two_failures_are_forgiven(autojump_clock: trio.testing.MockClock)
     assert await heard(Server(url=URL), fake, 60) == []
 
 
-async def test_a_launched_servers_end_is_left_to_the_launcher(
+async def test_a_launched_server_that_does_not_answer_hangs(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    assert await heard(Server(url=URL, pid=7), FakeServer(0), 60) == []
+    reports = await heard(Server(url=URL, pid=7, generation=3), FakeServer(200, 0), 60)
+
+    assert reports == [HangSeen(generation=3, silent_s=10.0)]
+
+
+async def test_one_that_is_heard_on_a_stream_does_not_hang_however_slow_its_health_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    send, receive = trio.open_memory_channel[Command](10)
+    with trio.move_on_after(60):
+        # Something came a second ago, whenever it is asked.
+        await watchdog.run(
+            Server(url=URL, pid=7),
+            send,
+            heard_at=lambda: trio.current_time() - 1,
+            transport=FakeServer(0),
+        )
+
+    assert [report async for report in receive] == []
 
 
 async def attached(

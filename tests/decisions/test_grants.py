@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvalet.actors.decisions.ledger import honest_price
+from kvalet.actors.decisions.room import honest_price
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, RequestId, SlotId

@@ -141,10 +141,10 @@ async def test_a_killed_kvalet_takes_its_child_along_and_goes_on_from_its_journa
     assert audit(read_journal(tmp_path / "journal.jsonl")).identical
 
 
-async def test_a_killed_child_ends_every_chat_with_one_error_and_nothing_hangs(
+async def test_a_killed_child_ends_every_chat_with_one_error_where_none_is_started_again(
     tmp_path: Path,
 ) -> None:
-    async with kvalet(tmp_path) as front:
+    async with kvalet(tmp_path, restarts_max=0) as front:
         bell = Bell()
         everybody = [Heard(bell=bell) for _ in range(7)]
         whole: list[httpx.Response] = []

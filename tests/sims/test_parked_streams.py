@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from kvalet.actors import preemption, slots
 from kvalet.actors.app import open_front
 from kvalet.actors.config import Config
-from kvalet.actors.front import Gate
+from kvalet.actors.gate import Gate
 from kvalet.actors.journal import open_journal
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.server import Server
