@@ -17,6 +17,7 @@ import trio
 
 from kvalet.actors import keeper
 from kvalet.actors.config import Config, unstructure
+from kvalet.actors.control import Control
 from kvalet.actors.decisions.refusal import STOPPING
 from kvalet.actors.facts_host import read_memory_available
 from kvalet.actors.front import Front, FrontConfig
@@ -206,6 +207,7 @@ def open_front(
         ledger,
         gate,
         draining,
+        Control(config, ledger, gate, keyed=bool(keys)),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from kvalet.actors.binaries import ServerBinary, list_devices
-from kvalet.actors.decisions.capabilities import Capabilities
+from kvalet.actors.decisions.capabilities import Capabilities, understood
 from kvalet.actors.decisions.exact import (
     NOT_STARTED,
     Evidence,
@@ -22,6 +22,7 @@ from kvalet.actors.decisions.exact import (
     preflight,
 )
 from kvalet.actors.decisions.launch import (
+    CELL_STEP,
     LaunchArgv,
     LaunchRequest,
     build_argv,
@@ -49,9 +50,11 @@ from kvalet.actors.decisions.plan.concede import (
 from kvalet.actors.decisions.plan.devices import DEFAULT, MIB, Budget
 from kvalet.actors.decisions.plan.extras import layer_extras, split_mode_of, tensor_extras
 from kvalet.actors.decisions.plan.fit import HOST_CTX
+from kvalet.actors.decisions.plan.flag_values import MODEL_TYPES, MTP_TYPES
 from kvalet.actors.decisions.plan.flags import resolve_flags
 from kvalet.actors.decisions.plan.plan import Plan, device_name
 from kvalet.actors.decisions.plan.scrub import LaunchDecision, child_variables
+from kvalet.actors.decisions.plan.speculation import effective_spec_types
 from kvalet.actors.planner import Machine, plan_launch, read_machine
 from kvalet.protocol.errors import ConfigFault, KvaletError
 from kvalet.protocol.ids import Cells
@@ -114,6 +117,23 @@ class Blueprint:
         return round_cells(self.plan.price.context.sizes.ctx if self.plan else HOST_CTX)
 
     @property
+    def drafting(self) -> tuple[str, ...]:
+        """The types of drafting that the server runs with."""
+        return effective_spec_types(self._words, self.inherited)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts with a model, or with heads of its own: what fails, if anything."""
+        return not {*MTP_TYPES, *MODEL_TYPES}.isdisjoint(self.drafting)
+
+    @property
+    def split(self) -> str:
+        """How the model is spread over the cards: none, layer or tensor."""
+        if self.plan is not None:
+            return self.plan.split
+        return resolve_flags(self._words, self.inherited).flags.split_mode or "layer"
+
+    @property
     def parks(self) -> bool:
         """Whether this very launch makes the server park chats by itself."""
         return server_parks(self._words, self.inherited, self.capabilities)
@@ -157,11 +177,10 @@ class Blueprint:
         if refusal and self.start.given:
             return None if self.exact == "on" else (*self.given, "no-exact")
         flags = resolve_flags(self._words, self.inherited).flags
-        split = self.plan.split if self.plan is not None else (flags.split_mode or "layer")
         more = next_concession(
             self.given,
             kind=kind,
-            split="tensor" if split == "tensor" else "layer",
+            split="tensor" if self.split == "tensor" else "layer",
             pinned=self.plan is not None and self.plan.pinned,
             flags=flags,
         )
@@ -181,6 +200,10 @@ def draw(
     A launch that cannot be planned is launched all the same: the server has its own word.
     Raises ConfigFault or EnvironmentFault as ``build_argv`` does.
     """
+    if "smaller-context" in given:
+        rest: tuple[Concession, ...] = tuple(one for one in given if one != "smaller-context")
+        whole = draw(config, binary, capabilities, env, slot_directory, rest)
+        config = evolve(config, ctx=max(CELL_STEP, whole.cells // 2))
     wish = conceded(config.extra_args, env, given, known=capabilities.flags)
     parker = decide_parker(
         ParkerWish(
@@ -359,7 +382,7 @@ def _follow(
     return Blueprint(
         request=evolve(
             request,
-            planned=(*parker.added, *_understood(plan.added, capabilities)),
+            planned=(*parker.added, *understood(plan.added, capabilities)),
             extra_args=extra_args,
         ),
         capabilities=capabilities,
@@ -373,11 +396,3 @@ def _follow(
             *(one for one in plan.warnings if one[0] in TOLD_OF_PLAN),
         ),
     )
-
-
-def _understood(added: tuple[str, ...], capabilities: Capabilities) -> tuple[str, ...]:
-    """The plan's arguments in words that this build knows: an old one fits nothing by itself."""
-    if "--fit" in capabilities.flags or "-fit" not in added:
-        return added
-    at = added.index("-fit")
-    return tuple("999" if word == "all" else word for word in (*added[:at], *added[at + 2 :]))

@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 from kvalet.actors.client import Client
-from kvalet.actors.decisions.state import House
+from kvalet.actors.decisions.state import DOWN, House
 from kvalet.actors.gate import Gate
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.upstream import UpstreamClient
@@ -18,8 +18,6 @@ from kvalet.protocol.openai import ParsedRequest, Partial
 
 DEATH_S: Final = 5.0
 """How long a broken exchange waits for the news that its server is dead."""
-
-DOWN: Final = ("failed", "stopped")
 
 
 def is_settled(house: House, gate: Gate) -> bool:

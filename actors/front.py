@@ -14,6 +14,7 @@ import trio
 
 from kvalet.actors.carry import is_settled, reach_ready, wait_settled
 from kvalet.actors.client import JSON_HEADERS, SSE_HEADERS
+from kvalet.actors.control import Control
 from kvalet.actors.decisions.status import status
 from kvalet.actors.gate import Gate
 from kvalet.actors.http_exchange import Exchange, Request
@@ -46,6 +47,8 @@ PUBLIC = frozenset({"/health", "/v1/health"})
 EVENT_PING_S = 10.0
 DIGITS_MAX = 18
 PATH_SAFE = "/!$&'()*+,;=@~"
+READS = ("GET", "HEAD")
+Answerer = Callable[[Exchange], Awaitable[None]]
 PASSED_HEADERS = ("content-type",)
 
 
@@ -68,17 +71,25 @@ class Front:
     """Routes one exchange at a time; ``__call__`` is the app that the HTTP door serves."""
 
     def __init__(
-        self, config: FrontConfig, ledger: Ledger, gate: Gate, draining: trio.Event
+        self,
+        config: FrontConfig,
+        ledger: Ledger,
+        gate: Gate,
+        draining: trio.Event,
+        control: Control,
     ) -> None:
         self._config = config
         self._ledger = ledger
         self._gate = gate
         self._draining = draining
-        self._own: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "/health": self._health,
-            "/v1/health": self._health,
-            "/kvalet/status": self._status,
-            "/kvalet/events": self._events,
+        self._own: dict[str, tuple[Answerer, tuple[str, ...]]] = {
+            "/health": (self._health, READS),
+            "/v1/health": (self._health, READS),
+            "/kvalet/status": (self._status, READS),
+            "/kvalet/events": (self._events, READS),
+            "/kvalet/load": (control.load, ("POST",)),
+            "/kvalet/unload": (control.unload, ("POST",)),
+            "/kvalet/settings/exact-concurrency": (control.exact, (*READS, "PUT")),
         }
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -91,9 +102,10 @@ class Front:
             require(request.method, "POST")
             await self._relay(exchange, SURFACES[path])
         elif path in self._own:
-            require(request.method, "GET", "HEAD")
-            await self._own[path](exchange)
-        elif request.method in ("GET", "HEAD") or path in READ_ONLY_POSTS:
+            answerer, methods = self._own[path]
+            require(request.method, *methods)
+            await answerer(exchange)
+        elif request.method in READS or path in READ_ONLY_POSTS:
             await self._pass_through(exchange)
         else:
             raise ClientFault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
+from kvalet.actors.decisions.exact import Wish
 from kvalet.actors.prefixes import Prefixes
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol.errors import ServerLost
@@ -14,12 +15,14 @@ from kvalet.protocol.errors import ServerLost
 class Gate:
     """The server as everybody reaches it; ``upstream`` is None while there is none.
 
-    ``heard_at`` is when it last sent a datum on any stream, in seconds of trio's clock.
+    ``heard_at`` is when it last sent a datum on any stream, in seconds of trio's clock;
+    ``wish`` is what its launch wished of exact concurrency.
     """
 
     upstream: UpstreamClient | None = None
     prefixes: Prefixes = attrs.field(factory=Prefixes)
     heard_at: float = 0.0
+    wish: Wish = "off"
 
     def open(self, upstream: UpstreamClient) -> None:
         """Another server is there; nothing lies in its slots yet."""

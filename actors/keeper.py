@@ -22,16 +22,18 @@ from kvalet.actors.binaries import find_model
 from kvalet.actors.blueprint import LaunchConfig
 from kvalet.actors.child import slot_directory
 from kvalet.actors.config import DEFAULT_PARALLEL, Config
-from kvalet.actors.decisions.exact import VARIABLE, wish_of
+from kvalet.actors.decisions.exact import SETTING, VARIABLE, Level, Wish, decide_wish
 from kvalet.actors.decisions.parker import Mode
+from kvalet.actors.decisions.plan.concede import Concession
 from kvalet.actors.decisions.plan.devices import budget_of
 from kvalet.actors.decisions.recovery import NANOS
-from kvalet.actors.decisions.state import HANDED_OVER, House
+from kvalet.actors.decisions.state import DOWN, HANDED_OVER, House
 from kvalet.actors.gate import Gate
 from kvalet.actors.ledger import Ledger
 from kvalet.actors.server import Server
+from kvalet.actors.stored import read_stored
 from kvalet.actors.upstream import UpstreamClient
-from kvalet.protocol.commands import ExitSeen
+from kvalet.protocol.commands import ExitSeen, Load
 from kvalet.protocol.errors import KvaletError
 
 # Slots hear every event; a burst this long without reading is a bug.
@@ -101,7 +103,7 @@ class Keeper:
         """The next server that is wanted, when its time has come."""
         ledger = self._ledger
         while True:
-            await self._heard(lambda house: house.server.wanted > generation)
+            await self._heard(partial(_is_due, generation))
             wanted = ledger.house.server.wanted
             wait_s = (ledger.house.server.due_ns - ledger.now_ns()) / NANOS
             if wait_s <= 0:
@@ -144,6 +146,7 @@ class Keeper:
                     await self._launch(),
                     ledger.reports(),
                     generation=generation,
+                    given=cast("tuple[Concession, ...]", ledger.house.server.given),
                     directory=self._directory,
                     task_status=task_status,
                 )
@@ -151,17 +154,20 @@ class Keeper:
             ended.set()
 
     async def _launch(self) -> LaunchConfig:
-        config = self._config
-        model = await trio.to_thread.run_sync(lambda: find_model(config.model, demo=config.demo))
+        config, load = self._config, self._ledger.house.server.load
+        wished = config.model if load.model is None else Path(load.model)
+        demo = config.demo and load.model is None
+        model = await trio.to_thread.run_sync(lambda: find_model(wished, demo=demo))
+        self._gate.wish, _ = wish_of(config, load)
         return LaunchConfig(
             model=Path(model),
             server_bin=config.server_bin,
-            ctx=config.ctx,
-            parallel=config.parallel or DEFAULT_PARALLEL,
-            mode=cast(Mode, config.mode),
+            ctx=load.ctx or config.ctx,
+            parallel=load.parallel or config.parallel or DEFAULT_PARALLEL,
+            mode=cast(Mode, load.mode or config.mode),
             preempt=config.preempt,
-            exact=wish_of({VARIABLE: os.environ.get(VARIABLE, "")}, request=config.exact),
-            extra_args=config.server_args,
+            exact=self._gate.wish,
+            extra_args=config.server_args if load.server_args is None else load.server_args,
             state_dir=config.state_dir,
             budget=budget_of(config.vram_fraction),
             parking=self._ledger.house.settings.park_ram_bytes or 0,
@@ -202,14 +208,28 @@ class Keeper:
             wanted = HANDED_OVER
         ledger.tell(await probe.choose_method(upstream, server.generation, wanted))
         await ledger.wait_for(
-            lambda house: house.ready or house.server.state in ("failed", "restarting")
+            lambda house: house.ready or house.server.state in (*DOWN, "restarting", "hung")
         )
+
+
+def wish_of(config: Config, load: Load) -> tuple[Wish, Level]:
+    """Whether the next launch is to be exact, and who decided so. What the command line or our
+    own variable says comes first."""
+    said = {VARIABLE: os.environ.get(VARIABLE, "")}
+    if config.exact is not None:
+        said[SETTING] = config.exact
+    stored = read_stored(config.state_dir).exact_concurrency
+    return decide_wish(said, request=load.exact, stored=stored)
 
 
 def _is_unwanted(generation: int, house: House) -> bool:
     server = house.server
     hung = server.state == "hung" and server.generation == generation
     return hung or server.wanted > generation
+
+
+def _is_due(generation: int, house: House) -> bool:
+    return house.server.wanted > generation and house.server.state != "unloaded"
 
 
 def _is_superseded(generation: int, house: House) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 import trio
@@ -23,7 +24,9 @@ from kvalet.actors.decisions.launch import Exit, classify_exit, redacted
 from kvalet.actors.decisions.plan.concede import Concession
 from kvalet.actors.decisions.plan.judge import agrees, compare, read_log
 from kvalet.actors.decisions.plan.plan import Plan
+from kvalet.actors.decisions.plan.speculation import effective_spec_types
 from kvalet.actors.facts_host import read_memory_available
+from kvalet.actors.probe import decodes
 from kvalet.actors.server import Server, open_client, read_props
 from kvalet.protocol.commands import (
     Command,
@@ -37,6 +40,8 @@ from kvalet.protocol.commands import (
 from kvalet.protocol.errors import ConfigFault, EnvironmentFault, KvaletError
 from kvalet.protocol.ids import Cells
 from kvalet.protocol.llama import Props
+
+T = TypeVar("T")
 
 LOG_NAME: Final = "llama-server.log"
 PORT_TRIES: Final = 3
@@ -56,6 +61,7 @@ class _Launch:
     env: Mapping[str, str]
     api_key: str = field(repr=False)
     directory: Path
+    given: tuple[Concession, ...] = ()
 
     @property
     def slots(self) -> Path:
@@ -127,13 +133,15 @@ async def run(
     *,
     env: Mapping[str, str] | None = None,
     generation: int = 1,
+    given: tuple[Concession, ...] = (),
     directory: Path | None = None,
     pick_port: Callable[[], int] = free_port,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Launch one llama-server, start with its :class:`Server`, return when it has ended.
 
-    It saves slots in ``directory``, which stays; without one in a directory of its own.
+    ``given`` is what this load has given up already. It saves slots in ``directory``, which
+    stays; without one in a directory of its own.
     Reports LaunchPlanned and SpawnSeen per attempt, ReadySeen, and one ExitSeen; closes
     ``reports``. Cancelled, it stops the child first; nothing of it is left behind. Raises
     EnvironmentFault or ConfigFault when the server does not come up.
@@ -152,6 +160,7 @@ async def run(
                 env=env,
                 api_key=secrets.token_urlsafe(32),
                 directory=directory,
+                given=given,
             )
             for folder in (launch.slots, directory / "config"):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -165,7 +174,7 @@ async def _launch(
     task_status: trio.TaskStatus[Server],
 ) -> None:
     """Start it as planned; while it does not come up and something is left to give up, again."""
-    given: tuple[Concession, ...] | None = ()
+    given: tuple[Concession, ...] | None = launch.given
     end: _End | None = None
     while given is not None:
         blueprint = await trio.to_thread.run_sync(launch.draw, given)
@@ -181,6 +190,7 @@ async def _launch(
             code=end.code,
             planned=False,
             reason="not ready in time" if end.slow else end.exit.reason,
+            cause=end.exit.kind,
         )
     )
     if not end.ready:
@@ -232,7 +242,8 @@ async def _attempt(
         )
     )
     child = spawn_child(line.argv, launch.child_env(blueprint), launch.log_path)
-    ready = ended = False
+    ready = ended = undecided = False
+    failure: str | None = ""
     fault: KvaletError | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -241,7 +252,10 @@ async def _attempt(
             await reports.send(SpawnSeen(generation=launch.generation, pid=child.pid, url=url))
             with trio.move_on_after(launch.config.ready_timeout_s) as patience:
                 props = await _wait_ready(child, url, launch.api_key)
-                if props is not None:
+                if props is not None and blueprint.drafts:
+                    failure = await _until_end(child, partial(decodes, url, launch.api_key))
+                    undecided = failure != ""
+                if props is not None and not undecided:
                     await reports.send(_ready_seen(launch, blueprint, props, url, child.pid))
                     if plan is not None:
                         await _weigh(launch, plan, child, reports)
@@ -249,18 +263,22 @@ async def _attempt(
                     ready = fault is None
             if ready:
                 task_status.started(launch.server(url, child.pid, line.argv))
-            elif fault is not None or patience.cancelled_caught:
+            elif fault is not None or failure or patience.cancelled_caught:
                 nursery.cancel_scope.cancel()
         ended = True
     finally:
         if not ended:
             _report_stop(launch, child, reports)
     code = await child.wait()
+    seen = classify_exit(code, tuple(child.lines))
+    if undecided:
+        # It came up, so what it said at its end matters less than that it cannot decode.
+        seen = Exit(kind="decode", reason=failure or seen.reason)
     return _End(
         ready=ready,
         slow=patience.cancelled_caught,
         code=code,
-        exit=classify_exit(code, tuple(child.lines)),
+        exit=seen,
         refusal="" if ready else refusal_in(tuple(child.lines)),
         fault=fault,
     )
@@ -313,16 +331,19 @@ def _report_stop(launch: _Launch, child: Child, reports: trio.MemorySendChannel[
 
 async def _wait_ready(child: Child, url: str, api_key: str) -> Props | None:
     """Poll ``/health`` until the server is up; None when the child ends before."""
-    props: Props | None = None
-    async with (
-        open_client(url, api_key, timeout_s=_POLL_TIMEOUT_S) as client,
-        trio.open_nursery() as polling,
-    ):
-        # A stranger on our port may hold its answer back, so the child's end ends the polling.
-        polling.start_soon(_cancel_at_end, child, polling.cancel_scope)
-        props = await _poll(client)
-        polling.cancel_scope.cancel()
-    return props
+    async with open_client(url, api_key, timeout_s=_POLL_TIMEOUT_S) as client:
+        return await _until_end(child, partial(_poll, client))
+
+
+async def _until_end(child: Child, ask: Callable[[], Awaitable[T]]) -> T | None:
+    """What ``ask`` finds, or None when the child ends before: a stranger on our port may hold
+    its answer back."""
+    found: T | None = None
+    async with trio.open_nursery() as asking:
+        asking.start_soon(_cancel_at_end, child, asking.cancel_scope)
+        found = await ask()
+        asking.cancel_scope.cancel()
+    return found
 
 
 async def _cancel_at_end(child: Child, scope: trio.CancelScope) -> None:
@@ -362,4 +383,8 @@ def _ready_seen(
         pid=pid,
         parks=parks,
         notices=props.exact is not None,
+        given=blueprint.given,
+        drafting=blueprint.drafting,
+        drafting_asked=effective_spec_types(launch.config.extra_args, launch.env),
+        split=blueprint.split,
     )

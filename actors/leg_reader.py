@@ -44,6 +44,19 @@ class LegReader:
         self._tell = tell
         self._splitter = SseSplitter()
         self._unproven = 0
+        self._emitting = False
+        self._stopped: trio.CancelScope | None = None
+
+    def stop(self, leg: trio.CancelScope) -> None:
+        """Cut the leg where no text is lost: at once, or behind what is being sent. What has
+        been fed to the answer counts as heard."""
+        self._stopped = leg
+        if not self._emitting:
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._stopped is not None:
+            self._stopped.cancel()
 
     def strand(self) -> None:
         """The stream's server died: half an event is none, and the next server must prove that
@@ -51,6 +64,7 @@ class LegReader:
         self._splitter = SseSplitter()
         self.expected = None
         self._unproven = PROOF_CHUNKS
+        self._stopped = None
 
     async def read(self, response: httpx.Response) -> None:
         """Take a whole stream in. Raises ServerFault for what is none."""
@@ -60,6 +74,9 @@ class LegReader:
 
     async def _take(self, events: list[SseEvent]) -> None:
         """Feed events to the answer; send what may go out, in one write."""
+        if self._stopped is not None:
+            # Read in the very moment of the cut: it is generated again.
+            return
         outputs: list[Output] = []
         for event in events:
             output = self._answer.feed(event)
@@ -71,9 +88,12 @@ class LegReader:
         # While the client is slow to take its bytes nobody listens to the server.
         vigil = self._vigil
         phase, vigil.phase, since = vigil.phase, "sending", trio.current_time()
+        self._emitting = True
         await self._client.emit(outputs)
+        self._emitting = False
         vigil.phase = phase
         vigil.heard += trio.current_time() - since
+        self._cut()
 
     def _note(self, output: Output) -> list[Output]:
         """Take down what is no text, and say what the client is told of it first."""

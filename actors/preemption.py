@@ -14,6 +14,8 @@ from kvalet.protocol.ids import Cells, SlotId
 
 INTERVAL_S = 5.0
 """Far above the one second in which the server notices closed connections."""
+LOOK_MAX_S = 30.0
+"""A look without an answer is given up far before a silent park's deadline, and made again."""
 
 
 async def run(
@@ -30,7 +32,7 @@ async def run(
         if not is_busy() and not any(busy for _, _, busy in last.slots):
             continue
         try:
-            states = await upstream.slots()
+            states = await upstream.slots(LOOK_MAX_S)
         except KvaletError as fault:
             log.warning("no reading of the slots", why=str(fault))
             continue

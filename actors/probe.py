@@ -1,10 +1,12 @@
-"""Settles the park method at load: does this server reuse what it restored, for this model?"""
+"""Asks a server that has come up what it can do: does it decode, does it reuse what it restores?"""
 
 from __future__ import annotations
 
+import httpx
 import msgspec
 
 from kvalet.actors.decisions.state import HANDED_OVER
+from kvalet.actors.server import open_client
 from kvalet.actors.upstream import UpstreamClient
 from kvalet.protocol import llama
 from kvalet.protocol.commands import ProbeSeen
@@ -14,6 +16,26 @@ from kvalet.protocol.ids import Cells, SlotId
 PROMPT = "A valet parks the car, and brings it back when its owner asks for it."
 TOKENS = 8
 FILE = "probe.kv"
+
+DECODE_S = 60.0
+DECODE = {"prompt": "Hi", "n_predict": 4, "temperature": 0, "cache_prompt": False}
+"""A server with a drafter may be healthy, and die at the first token it decodes with it."""
+
+
+async def decodes(url: str, api_key: str) -> str:
+    """Why this server cannot decode; empty when it can. What it refuses (4xx) is no verdict on
+    its decoding."""
+    body = msgspec.json.encode(DECODE)
+    try:
+        async with open_client(url, api_key, timeout_s=DECODE_S) as client:
+            answer = await client.post("/completion", content=body)
+    except httpx.TimeoutException:
+        return f"it decoded nothing within {DECODE_S:.0f} s"
+    except httpx.TransportError as error:
+        return f"it died as it decoded its first tokens: {error!r}"
+    if answer.status_code >= 500:
+        return f"it failed as it decoded its first tokens: status {answer.status_code}"
+    return ""
 
 
 async def choose_method(upstream: UpstreamClient, generation: int, wanted: str) -> ProbeSeen:

@@ -16,7 +16,7 @@ from kvalet.actors.carry import count_tokens, may_carry_over, wait_left, wait_se
 from kvalet.actors.client import JSON_HEADERS, Client, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd
 from kvalet.actors.decisions.away import Away
-from kvalet.actors.decisions.evolve_lease import CRASH, FINISHED_REASONS
+from kvalet.actors.decisions.evolve_lease import FINISHED_REASONS
 from kvalet.actors.decisions.refusal import ending, reason_of, refusal
 from kvalet.actors.http_exchange import ClientGone, Exchange
 from kvalet.actors.ledger import Mailbox
@@ -157,7 +157,7 @@ class Relay:
                 await self._resume(event)
             case e.LeaseParking():
                 await self._park(event)
-            case e.LeaseParked(cause=cause) if cause == CRASH:
+            case e.LeaseParked(cause=cause) if cause:
                 await self._strand()
             case e.PoolPressed(asker=asker) if asker == self.name:
                 self._vigil.enter("waiting")
@@ -176,7 +176,11 @@ class Relay:
             self._vigil.count(recomputes=1)
             await self._client.comment(notices.PREEMPT_RECOMPUTED)
         elif isinstance(event, e.ParkSeen):
-            told = self._away.see(event.away, trio.current_time())
+            now = trio.current_time()
+            if not event.away:
+                # It has only just got its cells back: its deadline begins here.
+                self._vigil.heard = now
+            told = self._away.see(event.away, now)
             if told:
                 await self._client.comment(told)
 
@@ -283,11 +287,13 @@ class Relay:
                         )
                     case e.LeaseEnded() if not self._over:
                         self._interrupt = ending(event)
-                    case e.LeaseParked(cause=cause) if cause == CRASH:
+                    case e.LeaseParked(cause=cause) if cause:
                         self._died = True
+                        self._reader.stop(scope)
+                        return
                     case _:
                         await self._remark(event)
-            if self._interrupt is not None or self._died:
+            if self._interrupt is not None:
                 scope.cancel()
                 return
 
@@ -331,7 +337,7 @@ class Relay:
             raise fault
         while True:
             match await self._next_event():
-                case e.LeaseParked(cause=cause) if cause == CRASH:
+                case e.LeaseParked(cause=cause) if cause:
                     await self._strand()
                     return
                 case e.LeaseEnded() as event:

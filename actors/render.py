@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+import msgspec
+
+from kvalet.actors.decisions.evolve_lease import RELOAD
 from kvalet.actors.decisions.evolve_server import ServerEvent
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import SlotId
@@ -82,7 +85,10 @@ def _say(event: e.AnyEvent) -> str:
             | e.ServerProbed()
             | e.ServerExited()
             | e.ServerHung()
+            | e.ServerFellBack()
             | e.ServerRestarted()
+            | e.LoadOrdered()
+            | e.LoadDropped()
         ):
             return _server(event)
         case e.HouseOpened() | e.JournalTorn() | e.SlotCleared() | e.PoolRead() | e.MethodDemoted():
@@ -155,6 +161,8 @@ def _park(event: ParkEvent) -> str:
             )
         case e.LeaseParked():
             saved = f", {event.saved_bytes / MIB:.1f} MiB saved" if event.saved_bytes else ""
+            if event.cause == RELOAD:
+                return f"{event.request} waits for another server to go on"
             if event.cause:
                 return f"{event.request} lost its server, and waits for the next one"
             return (
@@ -211,6 +219,18 @@ def _server(event: ServerEvent) -> str:
             return f"{launch} {how} with status {event.code}{reason}"
         case e.ServerHung():
             return f"{launch} gave no sign of life for {event.silent_s:.0f} s: it is ended"
+        case e.ServerFellBack():
+            return f"{launch} goes without: {event.given}, since {event.reason}"
+        case e.LoadOrdered():
+            changed = {
+                name: value
+                for name, value in msgspec.structs.asdict(event.load).items()
+                if value is not None
+            }
+            wishes = ", ".join(f"{name} {value}" for name, value in changed.items())
+            return f"{launch} is ordered with {wishes or 'the settings as they were'}"
+        case e.LoadDropped():
+            return f"the model is unloaded; {launch} would be the next"
         case e.ServerRestarted():
             when = f" in {event.wait_s:g} s" if event.wait_s else ""
             return f"{launch} is ordered{when}: restart {event.attempt}"

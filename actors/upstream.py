@@ -77,9 +77,11 @@ class UpstreamClient:
         except httpx.HTTPError as error:
             raise ServerLost(f"llama-server did not answer {method} {path}: {error!r}") from error
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", timeout_s: float = ACTION_S
+    ) -> bytes:
         """The body of a 200 answer. 4xx becomes a ClientFault, anything else a ServerFault."""
-        response = await self.call(method, path, body)
+        response = await self.call(method, path, body, timeout_s)
         if response.status_code == 200:
             return response.content
         message = llama.decode_error(response.content).message
@@ -99,9 +101,9 @@ class UpstreamClient:
             tokens += llama.decode_tokens(await self.ask("POST", "/tokenize", body))
         return tokens
 
-    async def slots(self) -> list[llama.SlotState]:
+    async def slots(self, timeout_s: float = ACTION_S) -> list[llama.SlotState]:
         """The state of every slot."""
-        return llama.decode_slots(await self.ask("GET", "/slots"))
+        return llama.decode_slots(await self.ask("GET", "/slots", timeout_s=timeout_s))
 
     async def save(self, slot: SlotId, name: str) -> Saved:
         """Copy the slot's cells to a file. Waits until the slot is idle."""

@@ -185,6 +185,33 @@ class PressureRead(_Command, frozen=True, kw_only=True, tag="pressure-read"):
     parked: tuple[SlotId, ...] = ()
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a server is to be started with, where it differs from the settings kvalet runs by.
+
+    ``model`` is a file, ``ctx`` the pool in cells, ``exact`` the wish for exact concurrency,
+    ``server_args`` what is passed to llama-server; None: as the settings have it. ``armed`` is
+    what was resolved of all wishes for exact concurrency, where it has changed.
+    """
+
+    model: str | None = None
+    ctx: int | None = None
+    parallel: int | None = None
+    mode: str | None = None
+    exact: str | None = None
+    armed: str | None = None
+    server_args: tuple[str, ...] | None = None
+
+
+class LoadAsked(_Command, frozen=True, kw_only=True, tag="load-asked"):
+    """Somebody wants another model, or other settings, from now on."""
+
+    load: Load
+
+
+class UnloadAsked(_Command, frozen=True, kw_only=True, tag="unload-asked"):
+    """Somebody wants no server until the next load."""
+
+
 class LaunchPlanned(_Command, frozen=True, kw_only=True, tag="launch-planned"):
     """A launch is about to happen with this argv (secrets removed).
 
@@ -211,6 +238,8 @@ class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
     """The server answers: its build, pool and slots. ``headroom`` is kept free at all times.
 
     ``parks``: this launch made it park chats by itself; ``notices``: it says so in their streams.
+    ``given`` is what the launch gave up; ``drafting`` are the types of drafting it runs with,
+    ``drafting_asked`` those that were asked for; ``split`` is none, layer or tensor.
     """
 
     generation: int
@@ -223,6 +252,10 @@ class ReadySeen(_Command, frozen=True, kw_only=True, tag="ready-seen"):
     pid: int | None = None
     parks: bool = False
     notices: bool = False
+    given: tuple[str, ...] = ()
+    drafting: tuple[str, ...] = ()
+    drafting_asked: tuple[str, ...] = ()
+    split: str = ""
 
 
 class ExactSeen(_Command, frozen=True, kw_only=True, tag="exact-seen"):
@@ -267,12 +300,14 @@ class ProbeSeen(_Command, frozen=True, kw_only=True, tag="probe-seen"):
 
 
 class ExitSeen(_Command, frozen=True, kw_only=True, tag="exit-seen"):
-    """The child is gone. ``code`` is its status, negative for a signal; ``reason`` a line."""
+    """The child is gone. ``code`` is its status, negative for a signal; ``reason`` a line, and
+    ``cause`` its kind: memory, assertion, killed…"""
 
     generation: int
     code: int
     planned: bool
     reason: str = ""
+    cause: str = ""
 
 
 class HangSeen(_Command, frozen=True, kw_only=True, tag="hang-seen"):
@@ -305,6 +340,8 @@ Command = (
     | SilenceSeen
     | NoticeHeard
     | PressureRead
+    | LoadAsked
+    | UnloadAsked
     | LaunchPlanned
     | SpawnSeen
     | ReadySeen

@@ -6,31 +6,54 @@ key or token text is ever in an event.
 
 from __future__ import annotations
 
-import msgspec
-
-from kvalet.protocol.commands import MemoryFigure, Settings
+from kvalet.protocol.commands import Settings
+from kvalet.protocol.events_server import (
+    Event,
+    ExactJudged,
+    LoadDropped,
+    LoadOrdered,
+    ServerExited,
+    ServerFellBack,
+    ServerHung,
+    ServerPlanned,
+    ServerProbed,
+    ServerReady,
+    ServerRestarted,
+    ServerSpawned,
+    ServerWeighed,
+)
 from kvalet.protocol.ids import Cells, LeaseId, RequestId, SlotId
 
+# These are defined next door and belong here.
+__all__ = [
+    "ExactJudged",
+    "LoadDropped",
+    "LoadOrdered",
+    "ServerExited",
+    "ServerFellBack",
+    "ServerHung",
+    "ServerPlanned",
+    "ServerProbed",
+    "ServerReady",
+    "ServerRestarted",
+    "ServerSpawned",
+    "ServerWeighed",
+]
 
-class _Event(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
-):
-    """Base of all events: immutable, tagged by hand, strict about its fields."""
 
-
-class HouseOpened(_Event, frozen=True, kw_only=True, tag="house.opened"):
+class HouseOpened(Event, frozen=True, kw_only=True, tag="house.opened"):
     """A process took the journal over with these settings."""
 
     settings: Settings
 
 
-class JournalTorn(_Event, frozen=True, kw_only=True, tag="journal.torn"):
+class JournalTorn(Event, frozen=True, kw_only=True, tag="journal.torn"):
     """The last line of the journal was incomplete and was cut off."""
 
     dropped_bytes: int
 
 
-class RequestArrived(_Event, frozen=True, kw_only=True, tag="request.arrived"):
+class RequestArrived(Event, frozen=True, kw_only=True, tag="request.arrived"):
     """A request came in; its prompt is not counted yet."""
 
     request: RequestId
@@ -42,7 +65,7 @@ class RequestArrived(_Event, frozen=True, kw_only=True, tag="request.arrived"):
     park_every: int = 0
 
 
-class PromptMeasured(_Event, frozen=True, kw_only=True, tag="prompt.counted"):
+class PromptMeasured(Event, frozen=True, kw_only=True, tag="prompt.counted"):
     """The prompt's cells are known exactly; ``affinity``: (slot, cells it shares with it)."""
 
     request: RequestId
@@ -50,14 +73,14 @@ class PromptMeasured(_Event, frozen=True, kw_only=True, tag="prompt.counted"):
     affinity: tuple[tuple[SlotId, Cells], ...] = ()
 
 
-class LeaseQueued(_Event, frozen=True, kw_only=True, tag="lease.queued"):
+class LeaseQueued(Event, frozen=True, kw_only=True, tag="lease.queued"):
     """No room yet: the request waits at ``position`` (1 is next)."""
 
     request: RequestId
     position: int
 
 
-class LeaseGranted(_Event, frozen=True, kw_only=True, tag="lease.granted"):
+class LeaseGranted(Event, frozen=True, kw_only=True, tag="lease.granted"):
     """Slots and ``granted`` cells are leased; ``credit`` of them are for new tokens.
 
     ``erase`` names idle slots whose residue must go first. ``feasible``: with every
@@ -73,7 +96,7 @@ class LeaseGranted(_Event, frozen=True, kw_only=True, tag="lease.granted"):
     feasible: bool = False
 
 
-class LeaseExtended(_Event, frozen=True, kw_only=True, tag="lease.extended"):
+class LeaseExtended(Event, frozen=True, kw_only=True, tag="lease.extended"):
     """``granted`` is the lease's new total; ``credit`` of it is for new tokens."""
 
     request: RequestId
@@ -85,7 +108,7 @@ class LeaseExtended(_Event, frozen=True, kw_only=True, tag="lease.extended"):
     erase: tuple[SlotId, ...] = ()
 
 
-class LeaseRefused(_Event, frozen=True, kw_only=True, tag="lease.refused"):
+class LeaseRefused(Event, frozen=True, kw_only=True, tag="lease.refused"):
     """The request can never be served. ``needed`` and ``limit`` are cells."""
 
     request: RequestId
@@ -94,7 +117,7 @@ class LeaseRefused(_Event, frozen=True, kw_only=True, tag="lease.refused"):
     limit: Cells = Cells(0)
 
 
-class PoolPressed(_Event, frozen=True, kw_only=True, tag="pool.pressed"):
+class PoolPressed(Event, frozen=True, kw_only=True, tag="pool.pressed"):
     """``asker`` stands at its credit's end and no block is free; ``victim`` shall be parked.
 
     No victim: cells are on their way back already.
@@ -107,7 +130,7 @@ class PoolPressed(_Event, frozen=True, kw_only=True, tag="pool.pressed"):
     short: Cells
 
 
-class LeaseParking(_Event, frozen=True, kw_only=True, tag="lease.parking"):
+class LeaseParking(Event, frozen=True, kw_only=True, tag="lease.parking"):
     """The victim stands at a leg's end: its cells are to be moved out now."""
 
     request: RequestId
@@ -117,11 +140,11 @@ class LeaseParking(_Event, frozen=True, kw_only=True, tag="lease.parking"):
     save: bool
 
 
-class LeaseParked(_Event, frozen=True, kw_only=True, tag="lease.parked"):
+class LeaseParked(Event, frozen=True, kw_only=True, tag="lease.parked"):
     """The victim's cells are free. ``pool_granted``: what was granted until this moment.
 
-    ``cause`` is ``crash`` when they went with their server; then what the client holds is
-    counted before the chat is resumed.
+    ``cause`` is ``crash`` when they went with their server, ``reload`` when that was ended for
+    another; then what the client holds is counted before the chat is resumed.
     """
 
     request: RequestId
@@ -133,7 +156,7 @@ class LeaseParked(_Event, frozen=True, kw_only=True, tag="lease.parked"):
     cause: str = ""
 
 
-class PartialMeasured(_Event, frozen=True, kw_only=True, tag="partial.counted"):
+class PartialMeasured(Event, frozen=True, kw_only=True, tag="partial.counted"):
     """What a chat that lost its server will go on from: ``cells`` with its prompt."""
 
     request: RequestId
@@ -141,13 +164,13 @@ class PartialMeasured(_Event, frozen=True, kw_only=True, tag="partial.counted"):
     generated: int
 
 
-class LeaseCleared(_Event, frozen=True, kw_only=True, tag="lease.cleared"):
+class LeaseCleared(Event, frozen=True, kw_only=True, tag="lease.cleared"):
     """A chat that was running when a server died decodes again: it is not what killed it."""
 
     request: RequestId
 
 
-class LeaseResumed(_Event, frozen=True, kw_only=True, tag="lease.resumed"):
+class LeaseResumed(Event, frozen=True, kw_only=True, tag="lease.resumed"):
     """A parked chat goes on in ``slots``. ``erase`` names idle residue to clear first."""
 
     request: RequestId
@@ -159,7 +182,7 @@ class LeaseResumed(_Event, frozen=True, kw_only=True, tag="lease.resumed"):
     erase: tuple[SlotId, ...] = ()
 
 
-class LeaseRecomputed(_Event, frozen=True, kw_only=True, tag="lease.recomputed"):
+class LeaseRecomputed(Event, frozen=True, kw_only=True, tag="lease.recomputed"):
     """After a resume ``cells`` cells were computed again instead of restored.
 
     ``miss``: less than half of what had been saved was reused.
@@ -171,7 +194,7 @@ class LeaseRecomputed(_Event, frozen=True, kw_only=True, tag="lease.recomputed")
     miss: bool = False
 
 
-class LeaseRestored(_Event, frozen=True, kw_only=True, tag="lease.restored"):
+class LeaseRestored(Event, frozen=True, kw_only=True, tag="lease.restored"):
     """After a resume all ``cells`` cells were reused; one token was evaluated."""
 
     request: RequestId
@@ -179,7 +202,7 @@ class LeaseRestored(_Event, frozen=True, kw_only=True, tag="lease.restored"):
     cells: Cells
 
 
-class LeaseEnded(_Event, frozen=True, kw_only=True, tag="lease.ended"):
+class LeaseEnded(Event, frozen=True, kw_only=True, tag="lease.ended"):
     """The request is over. Its cells stay charged until its slots are seen idle.
 
     ``reason``: stop, length, context-full, left, failed, stalled, lost, server-lost…
@@ -195,7 +218,7 @@ class LeaseEnded(_Event, frozen=True, kw_only=True, tag="lease.ended"):
     generated: int
 
 
-class LeaseReleased(_Event, frozen=True, kw_only=True, tag="lease.released"):
+class LeaseReleased(Event, frozen=True, kw_only=True, tag="lease.released"):
     """Everything the request held is given back; ``residue`` cells idle in its first slot."""
 
     request: RequestId
@@ -203,14 +226,14 @@ class LeaseReleased(_Event, frozen=True, kw_only=True, tag="lease.released"):
     residue: Cells = Cells(0)
 
 
-class SlotCleared(_Event, frozen=True, kw_only=True, tag="slot.erased"):
+class SlotCleared(Event, frozen=True, kw_only=True, tag="slot.erased"):
     """An idle slot's residue is gone."""
 
     slot: SlotId
     cells: Cells
 
 
-class NoticeTaken(_Event, frozen=True, kw_only=True, tag="notice.heard"):
+class NoticeTaken(Event, frozen=True, kw_only=True, tag="notice.heard"):
     """The server announced something on this stream; ``away``: it has the stream parked now."""
 
     request: RequestId
@@ -218,14 +241,14 @@ class NoticeTaken(_Event, frozen=True, kw_only=True, tag="notice.heard"):
     away: bool = False
 
 
-class ParkSeen(_Event, frozen=True, kw_only=True, tag="lease.seen_parked"):
+class ParkSeen(Event, frozen=True, kw_only=True, tag="lease.seen_parked"):
     """A server that says nothing in its streams was read to have this chat parked, or back."""
 
     request: RequestId
     away: bool
 
 
-class StreamStalled(_Event, frozen=True, kw_only=True, tag="stream.stalled"):
+class StreamStalled(Event, frozen=True, kw_only=True, tag="stream.stalled"):
     """Silence with no park to excuse it."""
 
     request: RequestId
@@ -233,109 +256,18 @@ class StreamStalled(_Event, frozen=True, kw_only=True, tag="stream.stalled"):
     silent_s: float
 
 
-class PoolRead(_Event, frozen=True, kw_only=True, tag="pool.read"):
+class PoolRead(Event, frozen=True, kw_only=True, tag="pool.read"):
     """A reading of the slots: cells that are really resident, and the busy slots."""
 
     resident: Cells
     busy: int
 
 
-class MethodDemoted(_Event, frozen=True, kw_only=True, tag="method.demoted"):
+class MethodDemoted(Event, frozen=True, kw_only=True, tag="method.demoted"):
     """Restored cells were not reused three times in a row: parks recompute from now on."""
 
     method: str
     misses: int
-
-
-class ServerPlanned(_Event, frozen=True, kw_only=True, tag="server.planned"):
-    """A launch is about to happen: ``native_ctx`` is what the model was trained for, ``max_ctx``
-    the most that is planned to fit; 0: not known."""
-
-    generation: int
-    argv: tuple[str, ...]
-    warnings: tuple[tuple[str, str], ...] = ()
-    native_ctx: Cells = Cells(0)
-    max_ctx: Cells = Cells(0)
-
-
-class ServerSpawned(_Event, frozen=True, kw_only=True, tag="server.spawned"):
-    """The child process exists."""
-
-    generation: int
-    pid: int
-    url: str
-
-
-class ServerReady(_Event, frozen=True, kw_only=True, tag="server.ready"):
-    """The server answers; the pool is open for leases. ``parks``: it parks chats by itself, and
-    ``notices``: it says so in their streams."""
-
-    generation: int
-    url: str
-    build: str
-    model: str
-    cells: Cells
-    slots: int
-    headroom: Cells
-    pid: int | None = None
-    parks: bool = False
-    notices: bool = False
-
-
-class ServerWeighed(_Event, frozen=True, kw_only=True, tag="server.weighed"):
-    """What the server allocated, figure by figure beside what was planned."""
-
-    generation: int
-    figures: tuple[MemoryFigure, ...]
-    exact: bool
-
-
-class ExactJudged(_Event, frozen=True, kw_only=True, tag="exact.judged"):
-    """Who parks on this launch (``mode``), and whether exact concurrency is certified: ``on``,
-    ``off``, or ``unavailable`` with the reason."""
-
-    generation: int
-    mode: str
-    state: str
-    reason: str = ""
-
-
-class ServerProbed(_Event, frozen=True, kw_only=True, tag="server.probed"):
-    """A probe settled how chats are parked on this server."""
-
-    generation: int
-    method: str
-    saved: Cells = Cells(0)
-    reused: Cells = Cells(0)
-    detail: str = ""
-
-
-class ServerExited(_Event, frozen=True, kw_only=True, tag="server.exited"):
-    """The child is gone."""
-
-    generation: int
-    code: int
-    planned: bool
-    reason: str = ""
-
-
-class ServerHung(_Event, frozen=True, kw_only=True, tag="server.hung"):
-    """The child lives and gives no sign of it: it is to be ended."""
-
-    generation: int
-    silent_s: float
-
-
-class ServerRestarted(_Event, frozen=True, kw_only=True, tag="server.restarted"):
-    """A server is started again as ``generation``, ``wait_s`` seconds from now.
-
-    ``attempt`` counts the restarts that are remembered (``Settings.restart_window_s``), this
-    one included.
-    """
-
-    generation: int
-    attempt: int
-    wait_s: float
 
 
 AnyEvent = (
@@ -363,6 +295,8 @@ AnyEvent = (
     | StreamStalled
     | PoolRead
     | MethodDemoted
+    | LoadOrdered
+    | LoadDropped
     | ServerPlanned
     | ServerSpawned
     | ServerReady
@@ -371,5 +305,6 @@ AnyEvent = (
     | ServerProbed
     | ServerExited
     | ServerHung
+    | ServerFellBack
     | ServerRestarted
 )

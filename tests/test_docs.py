@@ -210,7 +210,8 @@ def test_the_extras_that_are_shown_exist(words: list[str]) -> None:
 def test_the_paths_that_are_shown_are_served(words: list[str]) -> None:
     paths = [urlsplit(word).path for word in words if word.startswith("http://")]
     assert len(paths) == 1
-    assert paths[0] in {*front.SURFACES, "/health", "/kvalet/status", "/kvalet/events"}
+    own = {"/health", "/kvalet/status", "/kvalet/events", "/kvalet/load"}
+    assert paths[0] in {*front.SURFACES, *own}
     for body in (words[place + 1] for place, word in enumerate(words) if word == "-d"):
         msgspec.json.decode(body)
 

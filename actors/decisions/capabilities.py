@@ -111,3 +111,11 @@ def _version_line(version: str) -> str:
         if line.startswith("version: "):
             return line.removeprefix("version: ").strip()
     return ""
+
+
+def understood(added: tuple[str, ...], capabilities: Capabilities) -> tuple[str, ...]:
+    """The plan's arguments in words that this build knows: an old one fits nothing by itself."""
+    if "--fit" in capabilities.flags or "-fit" not in added:
+        return added
+    at = added.index("-fit")
+    return tuple("999" if word == "all" else word for word in (*added[:at], *added[at + 2 :]))

@@ -50,6 +50,7 @@ ROUTES: dict[type[c.Command], Callable[[Step, Any], None]] = {
     c.HangSeen: servers.hang,
     c.LaunchPlanned: servers.plan,
     c.Leave: requests.leave,
+    c.LoadAsked: servers.load,
     c.MemorySeen: servers.weigh,
     c.NoticeHeard: requests.hear,
     c.OpenHouse: servers.open_house,
@@ -63,5 +64,6 @@ ROUTES: dict[type[c.Command], Callable[[Step, Any], None]] = {
     c.SlotErased: requests.erased,
     c.SlotSeen: requests.release,
     c.SpawnSeen: servers.spawn,
+    c.UnloadAsked: servers.unload,
 }
 """The rule of each command."""

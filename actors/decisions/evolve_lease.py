@@ -27,7 +27,9 @@ from kvalet.protocol.ids import Cells, Nanos, RequestId, SlotId
 replace = msgspec.structs.replace
 
 CRASH = "crash"
-"""The cause of a park whose cells went with their server."""
+"""The cause of a park whose cells went with their server; ``RELOAD``: it was ended for another."""
+
+RELOAD = "reload"
 
 
 def _put(house: House, lease: Lease, **changes: Any) -> House:
@@ -257,7 +259,6 @@ def parked(house: House, event: e.LeaseParked, at_ns: Nanos) -> House:
     """Slot and cells are given back. One that its server held parked stays so, by our hand."""
     old = house.leases[event.request]
     again = int(not old.away)
-    crashed = event.cause == CRASH
     lease = replace(
         old,
         state=PARKED,
@@ -270,8 +271,8 @@ def parked(house: House, event: e.LeaseParked, at_ns: Nanos) -> House:
         ordered=False,
         need=Cells(0),
         away_since=None,
-        stranded=crashed,
-        crashes=old.crashes + crashed,
+        stranded=bool(event.cause),
+        crashes=old.crashes + (event.cause == CRASH),
     )
     totals = house.totals
     return _put(

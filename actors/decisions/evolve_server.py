@@ -12,8 +12,9 @@ from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells, Nanos
 
 NANOS = 1_000_000_000
+ORDERED = ("restarting", "unloaded")
 
-ServerEvent = (
+LaunchEvent = (
     e.ServerPlanned
     | e.ServerSpawned
     | e.ServerReady
@@ -21,9 +22,9 @@ ServerEvent = (
     | e.ExactJudged
     | e.ServerProbed
     | e.ServerExited
-    | e.ServerHung
-    | e.ServerRestarted
 )
+OrderEvent = e.ServerHung | e.ServerFellBack | e.ServerRestarted | e.LoadOrdered | e.LoadDropped
+ServerEvent = LaunchEvent | OrderEvent
 
 
 def opened(house: House, event: e.HouseOpened, at_ns: Nanos) -> House:
@@ -44,7 +45,7 @@ def _emptied(house: House) -> House:
     )
 
 
-def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
+def changed(house: House, event: LaunchEvent, at_ns: Nanos) -> House:
     """The house after something happened to the server."""
     server = house.server
     match event:
@@ -56,6 +57,9 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
                 max_ctx=event.max_ctx,
                 wanted=server.wanted,
                 ends=server.ends,
+                load=server.load,
+                given=server.given,
+                drafting_asked=server.drafting_asked,
             )
             return replace(house, server=server)
         case e.ServerSpawned():
@@ -71,6 +75,10 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
                 state="probing",
                 parks=event.parks,
                 notices=event.notices,
+                given=event.given or server.given,
+                drafting=event.drafting,
+                drafting_asked=event.drafting_asked,
+                split=event.split,
             )
             return replace(
                 _emptied(house),
@@ -90,9 +98,31 @@ def changed(house: House, event: ServerEvent, at_ns: Nanos) -> House:
                 house, server=replace(server, state="ready"), method=event.method, misses=0
             )
         case e.ServerExited():
-            state = "stopped" if event.planned else "failed"
-            server = replace(server, state=state, pid=None, reason=event.reason)
+            ended = "stopped" if event.planned else "failed"
+            # One that was ended for another, or for none, leaves what was ordered as it is.
+            state = server.state if server.state in ORDERED else ended
+            server = replace(server, state=state, pid=None, reason=event.reason, cause=event.cause)
             return replace(_emptied(house), server=server)
+
+
+def ordered(house: House, event: OrderEvent, at_ns: Nanos) -> House:
+    """The house after it was settled which server runs next."""
+    server = house.server
+    match event:
+        case e.LoadOrdered():
+            server = Server(
+                state="restarting",
+                generation=server.generation,
+                pid=server.pid,
+                wanted=event.generation,
+                load=event.load,
+            )
+            return replace(_emptied(house), server=server)
+        case e.LoadDropped():
+            server = replace(server, state="unloaded", wanted=event.generation, reason="")
+            return replace(_emptied(house), server=server)
+        case e.ServerFellBack():
+            return replace(house, server=replace(server, given=(*server.given, event.given)))
         case e.ServerHung():
             return replace(house, server=replace(server, state="hung"))
         case e.ServerRestarted():

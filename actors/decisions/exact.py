@@ -67,16 +67,27 @@ class Verdict:
     reason: str = ""
 
 
-def wish_of(
+Level = Literal["environment", "request", "stored", "inherited", "default"]
+
+
+def decide_wish(
     env: Mapping[str, str], *, request: str | None = None, stored: str | None = None
-) -> Wish:
-    """What was wished: our own variable, else the request, else the stored setting, else what the
-    server would inherit, else ``off``. Words that are none of the three are passed over."""
-    for word in (env.get(SETTING), request, stored):
+) -> tuple[Wish, Level]:
+    """What was wished, and at which level: our own variable, else the request, else the stored
+    setting, else what the server would inherit, else ``off``. Words that are none of the three
+    are passed over."""
+    levels: tuple[tuple[Level, str | None], ...] = (
+        ("environment", env.get(SETTING)),
+        ("request", request),
+        ("stored", stored),
+    )
+    for level, word in levels:
         wish = WISHES.get((word or "").strip().lower())
         if wish is not None:
-            return wish
-    return "off" if env.get(VARIABLE, "").strip().lower() in _UNSET else "on"
+            return wish, level
+    if env.get(VARIABLE, "").strip().lower() not in _UNSET:
+        return "on", "inherited"
+    return "off", "default"
 
 
 def contradictions(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:

@@ -17,8 +17,20 @@ CELL_STEP: Final = 256
 """llama-server rounds its context up to a multiple of this."""
 
 ExitKind = Literal[
-    "port", "flag", "model", "memory", "cpu", "killed", "stopped", "silent", "unknown"
+    "port",
+    "flag",
+    "model",
+    "memory",
+    "cpu",
+    "killed",
+    "assertion",
+    "decode",
+    "stopped",
+    "silent",
+    "unknown",
 ]
+"""``decode``: it came up, and failed as soon as it decoded."""
+
 
 _OURS: Final = "kvalet decides it for the server that it starts"
 _REFUSED: Final[dict[str, str]] = {
@@ -221,6 +233,7 @@ _CAUSES: Final[tuple[tuple[ExitKind, re.Pattern[str], str], ...]] = (
         "check the arguments behind -- and the LLAMA_ARG_* variables",
     ),
 )
+_ASSERTION = re.compile(r"GGML_ASSERT\(|GGML_ABORT|CUDA error")
 _FLAG = re.compile(r"--?[a-z].*?(?=(?<![,\s])\s{2,}|$)")
 _CHATTER = re.compile(r"exiting due to|cleaning up before exit|failed to load model$|^-+$")
 _WRONG_CPU: Final = (
@@ -246,6 +259,9 @@ def classify_exit(code: int, lines: Sequence[str]) -> Exit:
         )
     if code in (0, -2, -15):
         return Exit(kind="stopped", reason=f"ended with status {code}")
+    failed = next((text for text in map(_plain, lines) if _ASSERTION.search(text)), "")
+    if failed:
+        return Exit(kind="assertion", reason=failed)
     for kind, pattern, hint in _CAUSES:
         for text in map(_plain, lines):
             if pattern.search(text):

@@ -8,7 +8,8 @@ is alone under suspicion then, and ends alone.
 
 from __future__ import annotations
 
-from kvalet.actors.decisions.state import RUNNING, WAITING, House, Lease
+from kvalet.actors.decisions.plan.flag_values import MODEL_TYPES, MTP_TYPES
+from kvalet.actors.decisions.state import RUNNING, WAITING, House, Lease, Server
 from kvalet.protocol.ids import Nanos
 
 CRASHES_MAX = 2
@@ -38,6 +39,21 @@ def may_restart(house: House, at_ns: Nanos) -> bool:
 def wait_before(house: House, ends: int) -> float:
     """Seconds to wait before a server is started again after ``ends`` earlier restarts."""
     return house.settings.restart_wait_s * WAIT_FACTOR ** (ends - 1) if ends else 0.0
+
+
+def next_rung(server: Server) -> str:
+    """What the load gives up after this end; empty: nothing that may have caused it.
+
+    First the drafter, then the split by tensor, then half of the context, which also is what
+    a server without either gives up that had too little memory.
+    """
+    given = server.given
+    if not {*MTP_TYPES, *MODEL_TYPES}.isdisjoint(server.drafting):
+        return "no-drafter"
+    if server.split == "tensor":
+        return "layer-split"
+    suspect = server.cause == "memory" or "no-drafter" in given or "layer-split" in given
+    return "smaller-context" if suspect and "smaller-context" not in given else ""
 
 
 def held_back(house: House, lease: Lease) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from kvalet.actors.decisions.recovery import POISON
 from kvalet.protocol import events as e
 from kvalet.protocol.errors import ClientFault, KvaletError, ServerFault
+
+UNLOADED = "unloaded"
+"""Why leases end when their model goes."""
 
 STOPPING = "stopping"
 """Why leases end when kvalet stops before they do."""
@@ -34,6 +38,12 @@ def ending(event: e.LeaseEnded) -> ServerFault:
     """What ends the stream of a lease that the ledger has closed."""
     if event.reason == STOPPING:
         return ServerFault("kvalet is stopping", status=503, code=STOPPING)
+    if event.reason == UNLOADED:
+        return ServerFault("the model has been unloaded", status=503, code=UNLOADED)
+    if event.reason == POISON:
+        return ServerFault(
+            "llama-server died twice in a row while it worked on this request", code=POISON
+        )
     return ServerFault(f"the llama-server that held this answer is gone ({event.reason})")
 
 

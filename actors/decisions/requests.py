@@ -6,6 +6,7 @@ from kvalet.actors.decisions import ledger, recovery, room
 from kvalet.actors.decisions.state import (
     ARRIVED,
     CLOSING,
+    DOWN,
     PARKED,
     PARKING,
     RUNNING,
@@ -43,7 +44,7 @@ def arrive(step: Step, command: c.Arrive) -> None:
             park_every=command.park_every,
         )
     )
-    if house.server.state in ("failed", "stopped"):
+    if house.server.state in DOWN:
         step.emit(e.LeaseRefused(request=command.request, code="server_unavailable"))
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from kvalet.actors.decisions import recovery, requests
-from kvalet.actors.decisions.evolve_lease import CRASH
-from kvalet.actors.decisions.state import CLOSING, HOLDING, RUNNING
+from kvalet.actors.decisions.evolve_lease import CRASH, RELOAD
+from kvalet.actors.decisions.evolve_server import ORDERED
+from kvalet.actors.decisions.state import CLOSING, DOWN, HOLDING, RUNNING, Server
 from kvalet.actors.decisions.step import Step
 from kvalet.protocol import commands as c
 from kvalet.protocol import events as e
 from kvalet.protocol.ids import Cells
 
 UP = ("probing", "ready")
-DOWN = ("failed", "stopped")
-GONE = (*DOWN, "restarting")
 
 
 def open_house(step: Step, command: c.OpenHouse) -> None:
@@ -82,6 +81,10 @@ def ready(step: Step, command: c.ReadySeen) -> None:
             pid=command.pid,
             parks=command.parks,
             notices=command.notices,
+            given=command.given,
+            drafting=command.drafting,
+            drafting_asked=command.drafting_asked,
+            split=command.split,
         )
     )
     for request in step.house.queue:
@@ -142,44 +145,84 @@ def lose(step: Step, command: c.ExitSeen) -> None:
     """
     house = step.house
     server = house.server
-    ordered = server.state == "restarting" and command.generation == server.wanted
-    if not ordered and (command.generation != server.generation or server.state in GONE):
+    if not _is_news(server, command):
         return
     # One that gave no sign of life was ended by us, and is a crash all the same.
     planned = command.planned and server.state != "hung"
-    again = not planned and recovery.may_restart(house, step.at_ns)
+    replaced = server.state in ORDERED and command.generation == server.generation
+    again = not planned and not replaced and recovery.may_restart(house, step.at_ns)
+    ends = recovery.recent_ends(house, step.at_ns)
     reason = command.reason
     if server.state == "hung":
         reason = f"it gave no sign of life; {reason}"
-    if server.ends and not planned and not again:
-        reason += f" (started again {recovery.recent_ends(house, step.at_ns)} times before)"
+    if ends and not (planned or replaced or again):
+        reason += f" (started again {ends} times before)"
     step.emit(
         e.ServerExited(
-            generation=command.generation, code=command.code, planned=planned, reason=reason
+            generation=command.generation,
+            code=command.code,
+            planned=planned or replaced,
+            reason=reason,
+            cause=command.cause,
         )
     )
     if again:
-        strand(step)
-        ends = recovery.recent_ends(house, step.at_ns)
-        step.emit(
-            e.ServerRestarted(
-                generation=max(server.generation, server.wanted) + 1,
-                attempt=ends + 1,
-                wait_s=recovery.wait_before(house, ends),
-            )
-        )
-    else:
+        _restart(step, ends, reason)
+    elif not replaced:
         close_all(step, "server-lost")
 
 
-def strand(step: Step) -> None:
-    """Take every lease off the dead server. Those that only wait keep their places."""
+def _is_news(server: Server, command: c.ExitSeen) -> bool:
+    if server.state in ORDERED:
+        # Of the one that was ended for it, or of the one that was ordered and never began.
+        ended = command.generation == server.generation and server.pid is not None
+        return ended or (server.state == "restarting" and command.generation == server.wanted)
+    return command.generation == server.generation and server.state not in DOWN
+
+
+def _restart(step: Step, ends: int, reason: str) -> None:
+    """Carry the chats over, give up what may have been the cause, and order the next server."""
+    server = step.house.server
+    strand(step, CRASH)
+    generation = max(server.generation, server.wanted) + 1
+    rung = recovery.next_rung(server)
+    if rung:
+        step.emit(e.ServerFellBack(generation=generation, given=rung, reason=reason))
+    wait_s = recovery.wait_before(step.house, ends)
+    step.emit(e.ServerRestarted(generation=generation, attempt=ends + 1, wait_s=wait_s))
+
+
+def load(step: Step, command: c.LoadAsked) -> None:
+    """Another server is wanted. Chats of the same model go on there; a load that asks for what
+    is wanted already changes nothing."""
+    server = step.house.server
+    if command.load == server.load and server.state not in DOWN:
+        return
+    if command.load.model == server.load.model and server.state != "failed":
+        strand(step, RELOAD)
+    else:
+        close_all(step, "unloaded")
+    generation = max(server.generation, server.wanted) + 1
+    step.emit(e.LoadOrdered(generation=generation, load=command.load))
+
+
+def unload(step: Step, command: c.UnloadAsked) -> None:
+    """No server is wanted, whatever was being started."""
+    server = step.house.server
+    if server.state == "unloaded":
+        return
+    close_all(step, "unloaded")
+    step.emit(e.LoadDropped(generation=max(server.generation, server.wanted) + 1))
+
+
+def strand(step: Step, cause: str) -> None:
+    """Take every lease off a server that is gone. Those that only wait keep their places."""
     for lease in list(step.house.leases.values()):
         if lease.state not in HOLDING:
             continue
         if lease.state == CLOSING:
             step.emit(e.LeaseReleased(request=lease.request, reason=lease.end_reason))
-        elif lease.crashes + 1 >= recovery.CRASHES_MAX:
+        elif cause == CRASH and lease.crashes + 1 >= recovery.CRASHES_MAX:
             requests.end(step, lease, recovery.POISON, aborted=False)
             step.emit(e.LeaseReleased(request=lease.request, reason=recovery.POISON))
         else:
@@ -191,7 +234,7 @@ def strand(step: Step) -> None:
                     cells=lease.cells,
                     saved_bytes=0,
                     pool_granted=step.house.granted_total,
-                    cause=CRASH,
+                    cause=cause,
                 )
             )
 

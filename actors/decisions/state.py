@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvalet.protocol.commands import MemoryFigure, Settings
+from kvalet.protocol.commands import Load, MemoryFigure, Settings
 from kvalet.protocol.ids import Cells, LeaseId, Nanos, RequestId, SlotId
 
 ARRIVED = "arrived"
@@ -22,6 +22,9 @@ CLOSING = "closing"
 
 HANDED_OVER = "server"
 """The park method of a server that parks by itself."""
+
+DOWN = ("failed", "stopped", "unloaded")
+"""States of a server that nobody starts again by himself."""
 
 HOLDING = (RUNNING, WAITING, PARKING, CLOSING)
 """States in which a lease occupies its slots and its granted cells."""
@@ -91,7 +94,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The llama-server as the ledger knows it.
 
     ``wanted`` is the generation that is to run, 0 until one is ordered, from ``due_ns`` on;
-    ``ends`` are the moments of the ends that were answered with a restart.
+    ``ends`` are the moments of the ends that were answered with a restart. ``load`` is what the
+    server was asked for, ``given`` what that load has given up since.
     """
 
     state: str = "starting"
@@ -111,6 +115,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wanted: int = 0
     due_ns: Nanos = Nanos(0)
     ends: tuple[Nanos, ...] = ()
+    load: Load = Load()
+    given: tuple[str, ...] = ()
+    drafting: tuple[str, ...] = ()
+    drafting_asked: tuple[str, ...] = ()
+    split: str = ""
+    cause: str = ""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -37,6 +37,8 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
             "native_ctx": server.native_ctx or None,
             "max_ctx": server.max_ctx or None,
             "reason": server.reason,
+            "cause": server.cause,
+            "gave_up": list(server.given),
             "memory": [
                 {"name": one.name, "planned": one.planned, "reported": one.reported}
                 for one in server.memory
@@ -52,7 +54,11 @@ def status(house: House, now_ns: Nanos) -> dict[str, Any]:
             }
             for position, request in enumerate(house.queue, 1)
         ],
-        "speculative": {"requested": "off", "effective": "off", "fallback_reason": None},
+        "speculative": {
+            "requested": ",".join(server.drafting_asked) or "off",
+            "effective": ",".join(server.drafting) or "off",
+            "fallback_reason": "runtime_error" if "no-drafter" in server.given else None,
+        },
         "totals": {
             "requests": totals.requests,
             "finished": totals.finished,

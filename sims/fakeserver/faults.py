@@ -15,12 +15,13 @@ REFUSAL: Final = "exact concurrency: this model is not supported, refusing to lo
 class Crash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="crash"):
     """End the process once ``at_token`` tokens were said: 1 is the first decode.
 
-    ``when`` ``mtp_tensor`` asks for heads of the model itself and a tensor split besides.
+    ``when`` ``mtp`` asks for drafting with heads of the model itself, ``mtp_tensor`` for a
+    tensor split besides.
     ``code``: an exit status, or a signal as a negative number.
     """
 
     at_token: int = 1
-    when: Literal["always", "mtp_tensor"] = "always"
+    when: Literal["always", "mtp", "mtp_tensor"] = "always"
     code: int = ABORT
 
 

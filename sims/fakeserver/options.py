@@ -95,10 +95,13 @@ class Options:
         """The model as answers call it."""
         return self.alias or self.model
 
-    @property
-    def mtp_over_tensors(self) -> bool:
-        """Whether heads of the model itself draft while tensors are split."""
-        return bool(MTP_TYPES & set(self.flags.spec_types)) and self.flags.split_mode == "tensor"
+    def has(self, when: str) -> bool:
+        """Whether it runs as a fault asks: ``always``; ``mtp``, with heads of the model itself
+        drafting; ``mtp_tensor``, with tensors split besides."""
+        if when == "always":
+            return True
+        mtp = not MTP_TYPES.isdisjoint(self.flags.spec_types)
+        return mtp and (when == "mtp" or self.flags.split_mode == "tensor")
 
 
 def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:

@@ -139,7 +139,7 @@ class Turns:
     async def _fail_on_purpose(self) -> None:
         for fault in self._options.faults:
             if isinstance(fault, Crash) and self._said >= fault.at_token:
-                if fault.when == "always" or self._options.mtp_over_tensors:
+                if self._options.has(fault.when):
                     self._die(fault.code)
                     await trio.sleep_forever()
             elif isinstance(fault, Hang) and self._said >= fault.at_token:

@@ -49,6 +49,8 @@ elif "--list-devices" not in sys.argv:
             self.end_headers()
             self.wfile.write(body)
 
+        do_POST = do_GET
+
         def log_message(self, *words):
             pass
 

@@ -15,11 +15,11 @@ from kvalet.actors.decisions.exact import (
     Start,
     Verdict,
     contradictions,
+    decide_wish,
     exact_variable,
     judge,
     preflight,
     refusal_in,
-    wish_of,
 )
 from kvalet.actors.decisions.plan.scrub import LaunchDecision, child_variables
 
@@ -40,24 +40,24 @@ def started(wish: Any = "auto", **change: Any) -> Start:
 
 
 def test_lch_14_each_of_the_levels_alone_decides_and_a_higher_one_wins() -> None:
-    assert wish_of({}) == "off"
-    assert wish_of({VARIABLE: "1"}) == "on"
-    assert wish_of({}, stored="auto") == "auto"
-    assert wish_of({}, request="on") == "on"
-    assert wish_of({SETTING: "auto"}) == "auto"
+    assert decide_wish({})[0] == "off"
+    assert decide_wish({VARIABLE: "1"})[0] == "on"
+    assert decide_wish({}, stored="auto")[0] == "auto"
+    assert decide_wish({}, request="on")[0] == "on"
+    assert decide_wish({SETTING: "auto"})[0] == "auto"
     everything = {SETTING: "off", VARIABLE: "1"}
-    assert wish_of(everything, request="on", stored="on") == "off"
-    assert wish_of({VARIABLE: "1"}, request="off", stored="on") == "off"
-    assert wish_of({VARIABLE: "1"}, stored="off") == "off"
+    assert decide_wish(everything, request="on", stored="on")[0] == "off"
+    assert decide_wish({VARIABLE: "1"}, request="off", stored="on")[0] == "off"
+    assert decide_wish({VARIABLE: "1"}, stored="off")[0] == "off"
 
 
 def test_words_are_trimmed_and_what_is_none_of_the_three_is_passed_over() -> None:
-    assert wish_of({SETTING: "  ON "}) == "on"
-    assert wish_of({SETTING: "always"}, request="maybe", stored="auto") == "auto"
+    assert decide_wish({SETTING: "  ON "})[0] == "on"
+    assert decide_wish({SETTING: "always"}, request="maybe", stored="auto")[0] == "auto"
     for word in ("0", "", " no", "OFF", "false"):
-        assert wish_of({VARIABLE: word}) == "off", word
+        assert decide_wish({VARIABLE: word})[0] == "off", word
     for word in ("1", "yes", "on", "2"):
-        assert wish_of({VARIABLE: word}) == "on", word
+        assert decide_wish({VARIABLE: word})[0] == "on", word
 
 
 def test_lch_15_lch_16_the_variable_reaches_the_child_only_and_off_removes_it() -> None:

@@ -40,9 +40,8 @@ def simulated(folder: Path, build: str, **env: str) -> Path:
 @asynccontextmanager
 async def house(folder: Path, build: str, **settings: Any) -> AsyncGenerator[Handle]:
     env: dict[str, str] = settings.pop("env", {})
-    chosen: dict[str, Any] = {"ctx": CELLS, "parallel": 4, **settings}
+    chosen: dict[str, Any] = {"model": MODEL, "ctx": CELLS, "parallel": 4, **settings}
     config = Config(
-        model=MODEL,
         server_bin=simulated(folder, build, **env),
         port=0,
         state_dir=folder / "state",

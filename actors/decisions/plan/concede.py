@@ -17,19 +17,22 @@ from kvalet.actors.decisions.plan.speculation import (
     emits_mtp,
 )
 
-Concession = Literal["no-exact", "layer-split", "own-fitting", "no-drafter"]
-"""``own-fitting``: nothing is pinned, the server places the layers by itself. ``no-exact`` goes
-only when the server names it (``Blueprint.after``)."""
+Concession = Literal["no-exact", "layer-split", "own-fitting", "no-drafter", "smaller-context"]
+"""``own-fitting``: nothing is pinned, the server places the layers by itself. ``smaller-context``:
+half of it, after a crash. ``no-exact`` goes only when the server names it (``Blueprint.after``)."""
 
 TOLD: Final[dict[Concession, str]] = {
     "no-exact": "the server refused exact concurrency: it runs without",
-    "layer-split": "the server did not come up split by tensor: it is split by layers",
+    "layer-split": "the server failed split by tensor: it is split by layers",
     "own-fitting": "the server had too little memory as planned: it places its layers itself",
-    "no-drafter": "the server did not come up with its drafter: it runs without",
+    "no-drafter": "the server failed with its drafter: it runs without",
+    "smaller-context": "the server had too little memory, or failed: it runs with half the context",
 }
 """What a person is told of each."""
 
-CURABLE: Final = frozenset({"memory", "model", "unknown", "silent", "killed"})
+CURABLE: Final = frozenset(
+    {"memory", "model", "unknown", "silent", "killed", "assertion", "decode"}
+)
 """Kinds of a child's end that something given up may cure. A wrong flag stays wrong."""
 
 
@@ -46,10 +49,13 @@ def next_concession(
 ) -> Concession | None:
     """What to give up next after an end of this ``kind``; None: nothing that would help.
 
-    Each thing is given up once, and the drafter last: with the split gone it may run again.
+    Each thing is given up once, and the drafter late: with the split gone it may run again.
+    One that comes up and fails as it decodes has its drafter to blame.
     """
     if kind not in CURABLE:
         return None
+    if kind == "decode":
+        return "no-drafter" if "no-drafter" not in given else None
     if split == "tensor" and "layer-split" not in given:
         return "layer-split"
     if pinned and kind == "memory" and "own-fitting" not in given:
