@@ -65,7 +65,7 @@ MEANINGS = {
     "drain_s": "seconds that running answers get when kvalet is told to stop",
     "restarts_max": "how often a llama-server that died is started again in restart_window_s",
     "restart_window_s": "seconds that a restart counts against restarts_max",
-    "restart_wait_s": "seconds before the second restart; each further one waits four times as long",
+    "restart_wait_s": "seconds before the second restart; each further one waits four times that",
     "health_s": "seconds between two looks at llama-server's /health, and for an answer to one",
 }
 DEFAULTS = {"state_dir": "$XDG_STATE_HOME/kvalet"}

@@ -14,7 +14,7 @@ from kvalet.protocol import events as e
 from kvalet.protocol.journal import Decision, Reader, encode
 
 GOLDEN = Path(__file__).parent / "golden"
-JOURNALS = sorted(GOLDEN.glob("*.jsonl"))
+JOURNALS = sorted(GOLDEN.glob("*_v1.jsonl"))
 EVENTS: tuple[type[e.AnyEvent], ...] = get_args(e.AnyEvent)
 COMMANDS: tuple[type[c.Command], ...] = get_args(c.Command)
 

@@ -95,3 +95,15 @@ def test_a_stream_is_parked_until_its_last_prompt_is_resumed() -> None:
     state.hear(Notice.RESUMED, 1)
     assert [*seen, state.parked] == [True, None, False]
     assert (state.parks, state.resumes, state.anomalies) == (2, 2, 0)
+
+
+def test_what_a_server_held_parked_is_parked_no_more_when_the_server_is_gone() -> None:
+    state = NoticeState()
+    state.hear(Notice.PREEMPTED, 0)
+    state.hear(Notice.PREEMPTED, 1)
+
+    state.lose()
+
+    assert not state.parked
+    assert (state.parks, state.resumes, state.anomalies) == (2, 0, 0)
+    assert state.datum(0) is None
