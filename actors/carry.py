@@ -78,3 +78,12 @@ async def count_tokens(
         await wait_settled(ledger, gate)
         reach_ready(ledger, gate)
         await client.comment(notices.SERVER_RESUMED)
+
+
+def check_thought(partial: Partial, cells: int, prompt: int) -> None:
+    """Raise ServerFault where a thought broken off adds nothing to the ``prompt`` it continues."""
+    if partial.reasoning and not partial.content and cells <= prompt:
+        raise ServerFault(
+            "this model's template cannot continue a thought that was broken off",
+            code="not_continuable",
+        )

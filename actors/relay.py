@@ -12,7 +12,13 @@ import math
 import httpx
 import trio
 
-from kvalet.actors.carry import count_tokens, may_carry_over, wait_left, wait_settled
+from kvalet.actors.carry import (
+    check_thought,
+    count_tokens,
+    may_carry_over,
+    wait_left,
+    wait_settled,
+)
 from kvalet.actors.client import JSON_HEADERS, Client, round_times
 from kvalet.actors.decisions.answer import Answer, LegEnd
 from kvalet.actors.decisions.away import Away
@@ -36,8 +42,6 @@ from kvalet.protocol.errors import (
 )
 from kvalet.protocol.ids import Cells, SlotId
 from kvalet.protocol.openai import ParsedRequest, Partial
-
-PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/completions"}
 
 
 class Relay:
@@ -262,8 +266,8 @@ class Relay:
             await self._judge(answer.end_leg())
 
     async def _stream(self, body: bytes) -> None:
-        path = PATHS[self._request.surface]
-        async with self._wires.gate.reach().stream(path, body) as response:
+        upstream = self._wires.gate.reach()
+        async with upstream.stream(openai.LEG_PATHS[self._request.surface], body) as response:
             if response.status_code != 200:
                 await self._pass_refusal(response)
                 return
@@ -315,18 +319,11 @@ class Relay:
         partial = self._answer.partial
         self._tokens = await self._wires.gate.reach().count(self._request, partial)
         cells = Cells(len(self._tokens))
-        self._check_thought(partial, cells)
+        check_thought(partial, cells, self._answer.prompt)
         stuck = cells <= self._cells
         self._cells = cells
         generated = cells - self._answer.prompt
         self._tell(c.CreditSpent(request=self.name, cells=cells, generated=generated, stuck=stuck))
-
-    def _check_thought(self, partial: Partial, cells: Cells) -> None:
-        if partial.reasoning and not partial.content and cells <= self._answer.prompt:
-            raise ServerFault(
-                "the pool is full, and this model's template cannot continue a thought",
-                code="not_continuable",
-            )
 
     async def _outlive(self, fault: ServerLost) -> None:
         """The server does not answer. If it is dead the ledger says so; go on from there."""
@@ -364,7 +361,7 @@ class Relay:
         partial = self._answer.partial
         self._tokens = await count_tokens(wires, self._client, request, partial)
         cells = Cells(math.ceil(len(self._tokens) / max(1, len(request.prompts))))
-        self._check_thought(partial, cells)
+        check_thought(partial, cells, self._answer.prompt)
         self._cells = cells
         generated = cells - self._answer.prompt
         if request.cap is not None and generated >= request.cap:

@@ -9,7 +9,7 @@ from kvalet.protocol.openai_errors import (
     fault_body,
     fault_event,
 )
-from kvalet.protocol.openai_leg import Partial, count_bodies, leg_body, tokenize_body
+from kvalet.protocol.openai_leg import LEG_PATHS, Partial, count_bodies, leg_body, tokenize_body
 from kvalet.protocol.openai_request import CHAT, COMPLETIONS, ParsedRequest, parse_request
 from kvalet.protocol.openai_stream import (
     Chunk,
@@ -24,6 +24,7 @@ from kvalet.protocol.openai_totals import KvaletUsage, Totals, final_event, rena
 __all__ = [
     "CHAT",
     "COMPLETIONS",
+    "LEG_PATHS",
     "PROMPT_TOO_LARGE",
     "Assembler",
     "Chunk",

@@ -26,6 +26,10 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.content or self.reasoning)
 
 
+LEG_PATHS = {"openai.chat": "/v1/chat/completions", "openai.completions": "/v1/completions"}
+"""Where llama-server takes a leg of each surface."""
+
+
 def leg_body(
     request: ParsedRequest,
     *,

@@ -109,7 +109,9 @@ async def test_a_server_that_dies_is_reported_with_its_status(config: LaunchConf
         os.kill(server.pid, signal.SIGKILL)
 
     reports = [report async for report in receive]
-    assert reports[-1] == ExitSeen(generation=1, code=-9, planned=False, reason="killed by SIGKILL")
+    assert reports[-1] == ExitSeen(
+        generation=1, code=-9, planned=False, reason="killed by SIGKILL", cause="killed"
+    )
 
 
 async def test_a_launch_that_is_cancelled_while_loading_leaves_nothing(

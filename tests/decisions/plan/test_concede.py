@@ -46,7 +46,7 @@ def test_lch_50_a_tensor_split_goes_first_and_the_drafter_last() -> None:
     order = given_up(*argv, kind="memory", split="tensor", pinned=True)
 
     assert order == ["layer-split", "own-fitting", "no-drafter"]
-    assert {*order, "no-exact"} == TOLD.keys()
+    assert {*order, "no-exact", "smaller-context"} == TOLD.keys()
 
 
 def test_lch_53_a_drafter_is_given_up_once_whatever_the_end_was_but_a_wrong_flag() -> None:
